@@ -9,7 +9,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use bkfs_chunker::seal::{Keyring, RepositoryId};
+use bkfs_chunker::crypto::{Keyring, RepositoryId};
 use bkfs_store::{RepositoryUrl, StoreOptions};
 
 use crate::private;
@@ -69,12 +69,12 @@ impl fmt::Display for Acquaintance {
 
 /// The address of a repository, and the file in which this machine remembers the repository there.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct AddressRecord {
     file: PathBuf,
     address: String,
 }
 
-impl Place {
+impl AddressRecord {
     /// Returns the address that `url` and the options of its store make. Touches no file.
     pub fn of(state_dir: &Path, url: &RepositoryUrl, store: &StoreOptions) -> Self {
         let endpoint = store.endpoint.as_deref().unwrap_or_default();
@@ -118,7 +118,7 @@ impl Place {
 
 /// Returns the repository that is remembered at `place`, or `None` if the user accepts another one
 /// (`accepted`).
-pub async fn known_at(place: Option<&Place>, accepted: bool) -> Option<Acquaintance> {
+pub async fn known_at(place: Option<&AddressRecord>, accepted: bool) -> Option<Acquaintance> {
     match (place, accepted) {
         (Some(place), false) => place.recall().await,
         _ => None,
@@ -147,12 +147,12 @@ mod tests {
     use super::*;
     use bkfs_store::parse_url;
 
-    fn place(state: &Path, url: &str, endpoint: Option<&str>) -> Place {
+    fn place(state: &Path, url: &str, endpoint: Option<&str>) -> AddressRecord {
         let store = StoreOptions {
             endpoint: endpoint.map(str::to_owned),
             ..StoreOptions::default()
         };
-        Place::of(state, &parse_url(url).unwrap(), &store)
+        AddressRecord::of(state, &parse_url(url).unwrap(), &store)
     }
 
     #[tokio::test]

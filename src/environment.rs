@@ -14,7 +14,7 @@ use crate::root::state::HolderInfo;
 
 /// A machine, and a process on it. Cheap to clone.
 #[derive(Clone)]
-pub struct Machine {
+pub struct Environment {
     /// The clock for the time of day.
     pub clock: Arc<dyn Clock>,
     /// The source of ids, salts, nonces and the jitter of pauses.
@@ -25,10 +25,10 @@ pub struct Machine {
     pub process: HolderInfo,
 }
 
-impl Machine {
+impl Environment {
     /// Returns the machine that this program runs on.
     pub fn this() -> Self {
-        Machine {
+        Environment {
             clock: Arc::new(SystemClock),
             entropy: Arc::new(SystemEntropy),
             processes: Arc::new(SystemProcesses),

@@ -8,25 +8,27 @@
 //! --repair` rebuilds from these are not locked: the root, which every commit replaces, index
 //! objects and lists. Objects that live for minutes are not locked either: heartbeats and journals.
 
-use bkfs_chunker::seal::Class;
+use bkfs_chunker::crypto::Class;
 use bkfs_store::Locking;
 use bkfs_store::lock::LockRule;
 
-use crate::machine::Machine;
-use crate::maintain::layout::{Place, place_of};
+use crate::environment::Environment;
+use crate::maintain::layout::{NamedObject, place_of};
 
 /// Whether an object with this key is locked.
 pub fn is_locked(key: &str) -> bool {
     matches!(
         place_of(key),
-        Place::Config | Place::Slot(_) | Place::Named(Class::DataPack | Class::MetadataPack, _)
+        NamedObject::Config
+            | NamedObject::Slot(_)
+            | NamedObject::Named(Class::DataPack | Class::MetadataPack, _)
     )
 }
 
 /// Returns the locking of new objects by `rule` and this machine's clock.
 ///
 /// If the clock is wrong by more than 15 minutes, S3 refuses every request that is signed with it.
-pub fn locks(rule: LockRule, machine: &Machine) -> Locking {
+pub fn locks(rule: LockRule, machine: &Environment) -> Locking {
     let machine = machine.clone();
     Locking {
         rule,

@@ -8,10 +8,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bkfs_chunker::depot::{Depot, DepotConfig, Renew};
+use bkfs_chunker::content_store::{ContentStore, ContentStoreConfig, Renew};
+use bkfs_chunker::crypto::{Keyring, SlotCost, SlotName};
 use bkfs_chunker::id::Id;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{Keyring, SlotCost, SlotName};
 use bkfs_store::lock::LockRule;
 use bkfs_store::{
     LockingStore, RepositoryUrl, Signs, Store, StoreOptions, WatchedStore, open_store,
@@ -19,9 +19,9 @@ use bkfs_store::{
 use tokio::sync::watch;
 use zeroize::Zeroizing;
 
-use crate::acquaintance::{Acquaintance, Place, known_at};
+use crate::acquaintance::{Acquaintance, AddressRecord, known_at};
+use crate::environment::Environment;
 use crate::locking::locks;
-use crate::machine::Machine;
 use crate::outage::Teller;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
@@ -60,7 +60,7 @@ pub struct Opening {
     /// The options of its store.
     pub store: StoreOptions,
     /// The limits on memory, threads and caches of this machine.
-    pub depot: DepotConfig,
+    pub content_store: ContentStoreConfig,
     /// How long the store may make no progress before an operation fails.
     pub timeout: Duration,
     /// The oldest generation of the root that is accepted.
@@ -84,13 +84,13 @@ pub struct Repository {
     /// The root.
     pub handle: RootHandle,
     /// The contents.
-    pub depot: Depot,
+    pub content_store: ContentStore,
     /// The lists of snapshots, trash, condemned packs and quarantine.
     pub lists: Lists,
     /// The nodes of trees.
     pub nodes: Arc<Nodes>,
     /// The machine that the repository is opened on.
-    pub machine: Machine,
+    pub machine: Environment,
     /// The rule by which the bucket locks objects, or `None` if there never was one.
     pub lock: Option<LockRule>,
     /// The state of the store, as all its requests see it.
@@ -125,7 +125,7 @@ pub async fn open_in(
     opening: Opening,
     passwords: &mut dyn Passwords,
 ) -> Result<Repository, RootError> {
-    open_on(Machine::this(), store, opening, passwords).await
+    open_on(Environment::this(), store, opening, passwords).await
 }
 
 /// Opens a repository in a store that is open already, on any machine.
@@ -144,14 +144,14 @@ pub async fn open_in(
 /// - [`RootError::Content`] if the cache directory cannot be used or no threads can be started;
 ///   [`RootError::Store`] if the store fails.
 pub async fn open_on(
-    machine: Machine,
+    machine: Environment,
     store: Arc<dyn Store>,
     opening: Opening,
     passwords: &mut dyn Passwords,
 ) -> Result<Repository, RootError> {
     let entropy = machine.entropy.clone();
     let place = opening.state_dir.as_deref();
-    let place = place.map(|state| Place::of(state, &opening.url, &opening.store));
+    let place = place.map(|state| AddressRecord::of(state, &opening.url, &opening.store));
     let options = OpenOptions {
         entropy: entropy.clone(),
         policy: RetryPolicy::within(opening.timeout),
@@ -174,10 +174,15 @@ pub async fn open_on(
     if let Some(rule) = lock {
         locking.begin(locks(rule, &machine));
     }
-    let depot = Depot::open(store, opened.keyring().clone(), entropy, opening.depot)?;
-    let nodes = Arc::new(Nodes::new(depot.clone()));
+    let content_store = ContentStore::open(
+        store,
+        opened.keyring().clone(),
+        entropy,
+        opening.content_store,
+    )?;
+    let nodes = Arc::new(Nodes::new(content_store.clone()));
     let (handle, lists) = (opened.handle().clone(), opened.lists().clone());
-    depot.renew_by(Arc::new(NewestRoot {
+    content_store.renew_by(Arc::new(NewestRoot {
         handle: handle.clone(),
         lists: lists.clone(),
     }));
@@ -188,7 +193,7 @@ pub async fn open_on(
         endpoint: (opening.store.endpoint).filter(|endpoint| !endpoint.contains('@')),
         region: opening.store.region,
         handle,
-        depot,
+        content_store,
         lists,
         nodes,
         machine,
@@ -210,11 +215,13 @@ struct NewestRoot {
 
 #[async_trait]
 impl Renew for NewestRoot {
-    async fn renew(&self, depot: &Depot) -> bool {
+    async fn renew(&self, content_store: &ContentStore) -> bool {
         let renewed = async {
             let view = self.handle.refresh().await?;
             let condemned = self.lists.known_condemned(&view.root).await?;
-            depot.load_index(&view.root.index, &condemned).await?;
+            content_store
+                .load_index(&view.root.index, &condemned)
+                .await?;
             Ok::<_, RootError>(())
         };
         renewed.await.is_ok()
@@ -243,7 +250,13 @@ pub async fn create(creation: Creation) -> Result<String, RootError> {
         ..creation.store
     };
     let store = open_store(&creation.url, &options).await?;
-    create_locked_on(&Machine::this(), store, creation.password, creation.lock).await
+    create_locked_on(
+        &Environment::this(),
+        store,
+        creation.password,
+        creation.lock,
+    )
+    .await
 }
 
 /// Creates a repository in a store that is open already, on this machine.
@@ -256,7 +269,7 @@ pub async fn create_in(
     store: Arc<dyn Store>,
     password: Option<Zeroizing<Vec<u8>>>,
 ) -> Result<String, RootError> {
-    create_on(&Machine::this(), store, password).await
+    create_on(&Environment::this(), store, password).await
 }
 
 /// Creates a repository in a store that is open already, on any machine.
@@ -266,7 +279,7 @@ pub async fn create_in(
 /// # Errors
 /// As [`create_locked_on`] without locks.
 pub async fn create_on(
-    machine: &Machine,
+    machine: &Environment,
     store: Arc<dyn Store>,
     password: Option<Zeroizing<Vec<u8>>>,
 ) -> Result<String, RootError> {
@@ -286,7 +299,7 @@ pub async fn create_on(
 ///   interrupted creation is damaged.
 /// - [`RootError::Store`] if the store fails.
 pub async fn create_locked_on(
-    machine: &Machine,
+    machine: &Environment,
     store: Arc<dyn Store>,
     password: Option<Zeroizing<Vec<u8>>>,
     lock: Option<LockRule>,
@@ -334,7 +347,7 @@ impl Repository {
     pub fn bear_refusals(&self) {
         let start = || Teller::start(self.signs.clone(), self.timeout);
         self.teller.get_or_init(start);
-        self.depot.bear_refusals();
+        self.content_store.bear_refusals();
         self.handle.bear_refusals();
     }
 
@@ -432,7 +445,10 @@ impl Repository {
     pub async fn load_index_to_write(&self) -> Result<(), RootError> {
         self.load(&self.handle.current()).await?;
         let (view, condemned) = self.condemned().await?;
-        Ok(self.depot.load_index(&view.root.index, &condemned).await?)
+        Ok(self
+            .content_store
+            .load_index(&view.root.index, &condemned)
+            .await?)
     }
 
     /// Returns all packs that are condemned in the root as last read.
@@ -482,7 +498,9 @@ impl Repository {
 
     async fn load_once(&self, view: &RootView) -> Result<(), RootError> {
         let condemned = self.lists.known_condemned(&view.root).await?;
-        self.depot.load_index(&view.root.index, &condemned).await?;
+        self.content_store
+            .load_index(&view.root.index, &condemned)
+            .await?;
         // A quarantine that cannot be read does not stop the caller: the reader of a damaged object
         // finds the damage itself.
         if let Err(error) = self.heed_quarantine(view).await {
@@ -506,7 +524,7 @@ impl Repository {
             let is_newer = *heeded <= generation;
             if is_newer {
                 *heeded = generation;
-                self.depot.set_quarantine(places);
+                self.content_store.set_quarantine(places);
             }
             is_newer
         });

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
+use bkfs_chunker::crypto::{Class, Keyring};
 use bkfs_chunker::id::Kind;
-use bkfs_chunker::seal::{Class, Keyring};
 use bkfs_chunker::verify::{Verifier, VerifierConfig};
 use bkfs_store::Store;
 use bkfs_store::entropy::Entropy;

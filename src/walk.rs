@@ -61,7 +61,7 @@ pub struct Listing {
 /// Returns the names of a directory in `range`, about `limit` of them, in the order of the tree.
 ///
 /// # Errors
-/// [`VolumeError::Depot`] or [`VolumeError::Tree`] if a node of the tree cannot be read;
+/// [`VolumeError::ContentStore`] or [`VolumeError::Tree`] if a node of the tree cannot be read;
 /// [`VolumeError::Malformed`] if `range` holds an item that is not a name.
 pub async fn page(
     view: &View,
@@ -131,7 +131,7 @@ pub async fn names(view: &View, directory: u64) -> Result<Listing, VolumeError> 
 /// such inode.
 ///
 /// # Errors
-/// [`VolumeError::Depot`] or [`VolumeError::Tree`] if the tree cannot be read;
+/// [`VolumeError::ContentStore`] or [`VolumeError::Tree`] if the tree cannot be read;
 /// [`VolumeError::Malformed`] if the item is not attributes.
 pub async fn attributes(view: &View, inode: u64) -> Result<Result<Attributes, Fault>, VolumeError> {
     match view.attributes(Scope::Live, inode).await {
@@ -145,7 +145,7 @@ pub async fn attributes(view: &View, inode: u64) -> Result<Result<Attributes, Fa
 /// more than a file can have, or one has a name that no file can give it.
 ///
 /// # Errors
-/// [`VolumeError::Depot`] or [`VolumeError::Tree`] if the tree cannot be read;
+/// [`VolumeError::ContentStore`] or [`VolumeError::Tree`] if the tree cannot be read;
 /// [`VolumeError::Malformed`] if an item is not an extended attribute.
 pub async fn xattrs(
     view: &View,

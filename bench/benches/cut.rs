@@ -2,7 +2,7 @@
 
 mod common;
 
-use bkfs_chunker::cut::{Parameters, Profile, detect, is_zero};
+use bkfs_chunker::chunking::{Parameters, Profile, detect, is_zero};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 

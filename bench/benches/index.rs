@@ -3,10 +3,10 @@
 mod common;
 
 use bkfs_chunker::codec::{Decoder, Effort, Encoder};
+use bkfs_chunker::crypto::{Class, HEADER_LEN};
 use bkfs_chunker::id::{Kind, Prefix};
 use bkfs_chunker::index::{PackRecord, Table, TableBuilder, decode, encode};
 use bkfs_chunker::pack::{FooterBuilder, PackName};
-use bkfs_chunker::seal::{Class, HEADER_LEN};
 use common::Numbers;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;

@@ -3,9 +3,9 @@
 mod common;
 
 use bkfs_chunker::codec::Effort;
+use bkfs_chunker::crypto::{Class, Features, Keyring};
 use bkfs_chunker::id::Kind;
 use bkfs_chunker::pack::{FinishedPack, FrameDecoder, FrameEncoder, PackBuilder, PackName};
-use bkfs_chunker::seal::{Class, Features, Keyring};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 

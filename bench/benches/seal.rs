@@ -2,7 +2,7 @@
 
 mod common;
 
-use bkfs_chunker::seal::{Class, Features, NONCE_LEN};
+use bkfs_chunker::crypto::{Class, Features, NONCE_LEN};
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 

@@ -6,8 +6,8 @@
 use std::path::PathBuf;
 
 use crate::budget::MemoryBudget;
-use crate::cut::Parameters;
-use bkfs_store::pace::Rates;
+use crate::chunking::Parameters;
+use bkfs_store::rate_limit::Rates;
 
 /// How hard new frames are compressed. Every program reads every choice: each frame records its
 /// codec.
@@ -26,7 +26,7 @@ pub enum Compression {
 
 /// How a depot uses the machine and the store.
 #[derive(Debug, Clone)]
-pub struct DepotConfig {
+pub struct ContentStoreConfig {
     /// Directory that keeps fetched frames and index tables across restarts. `None` keeps the index
     /// in memory and caches no frames on disk.
     pub cache_dir: Option<PathBuf>,
@@ -59,7 +59,7 @@ pub struct DepotConfig {
     pub rates: Rates,
 }
 
-impl Default for DepotConfig {
+impl Default for ContentStoreConfig {
     fn default() -> Self {
         Self {
             cache_dir: None,

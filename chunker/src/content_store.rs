@@ -15,28 +15,28 @@ use bkfs_store::entropy::Entropy;
 use bytes::Bytes;
 
 use crate::cache::{DiskCache, make_directory};
-use crate::catalog::{Catalog, IndexRef, Place, TableFiles};
-use crate::error::DepotError;
+use crate::catalog::{Catalog, IndexRef, PackLocation, TableFiles};
+use crate::crypto::Keyring;
+use crate::error::ContentError;
 use crate::extent::Piece;
 use crate::gate::Reservation;
 use crate::hydrate::{Reader, ReaderParts};
 use crate::id::{Id, Kind, Prefix};
-use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::pack::PackName;
 use crate::runtime::Runtime;
-use crate::seal::Keyring;
+use crate::store_client::StoreClient;
 use crate::verify::PackContents;
 use crate::workers::Workers;
 
-pub use crate::config::{Compression, DepotConfig};
+pub use crate::config::{Compression, ContentStoreConfig};
 
 /// Loads the newest root's index when an object is not where the current index says
 /// (docs/PROTOCOL.md, rule 10).
 #[async_trait]
 pub trait Renew: Send + Sync + std::fmt::Debug {
-    /// Loads the newest index into `depot`. Returns false if that was not possible.
-    async fn renew(&self, depot: &Depot) -> bool;
+    /// Loads the newest index into `content_store`. Returns false if that was not possible.
+    async fn renew(&self, content_store: &ContentStore) -> bool;
 }
 
 /// Maximum number of times that one read starts again with a newer index.
@@ -44,12 +44,12 @@ const RENEWALS_MAX: u32 = 3;
 
 /// A repository as one process sees it. Cheap to clone: all clones share index, caches and workers.
 #[derive(Clone, Debug)]
-pub struct Depot {
+pub struct ContentStore {
     shared: Arc<Runtime>,
     renew: Arc<OnceLock<Arc<dyn Renew>>>,
 }
 
-impl Depot {
+impl ContentStore {
     /// Records that the store answered a request that did not go through this depot. Callers that
     /// wait for the store here then see progress, and no silence.
     pub fn note_answer(&self) {
@@ -62,26 +62,26 @@ impl Depot {
         self.shared.link.bear_refusals();
     }
 
-    /// Opens a depot over `store` with an empty index. Call [`Depot::load_index`] with the root's
+    /// Opens a depot over `store` with an empty index. Call [`ContentStore::load_index`] with the root's
     /// list before any read.
     ///
     /// # Errors
-    /// - [`DepotError::CacheDirectory`] if the cache directory cannot be created or used.
-    /// - [`DepotError::Internal`] if the operating system refuses a thread.
+    /// - [`ContentError::CacheDirectory`] if the cache directory cannot be created or used.
+    /// - [`ContentError::Internal`] if the operating system refuses a thread.
     pub fn open(
         store: Arc<dyn Store>,
         keyring: Keyring,
         entropy: Arc<dyn Entropy>,
-        mut config: DepotConfig,
-    ) -> Result<Self, DepotError> {
+        mut config: ContentStoreConfig,
+    ) -> Result<Self, ContentError> {
         config.memory = config.memory.at_least_workable();
         let limits = (config.uploads, config.downloads);
         let timeout = Duration::from_millis(config.timeout_ms);
-        let link = Arc::new(Link::new(store, entropy, limits, timeout).at(config.rates));
+        let link = Arc::new(StoreClient::new(store, entropy, limits, timeout).at(config.rates));
         let workers = match config.workers {
             0 => Workers::inline(),
             threads => Workers::pool(threads)
-                .map_err(|_| DepotError::Internal("the system gives no threads"))?,
+                .map_err(|_| ContentError::Internal("the system gives no threads"))?,
         };
         let (files, disk) = match &config.cache_dir {
             None => (None, None),
@@ -139,7 +139,7 @@ impl Depot {
 
     /// Returns the configuration of this depot, with the memory limits raised to their workable
     /// minimum.
-    pub fn config(&self) -> &DepotConfig {
+    pub fn config(&self) -> &ContentStoreConfig {
         &self.shared.config
     }
 
@@ -157,16 +157,16 @@ impl Depot {
     /// All or nothing: after an error the previous index stays in use.
     ///
     /// # Errors
-    /// - [`DepotError::Missing`] if an index object does not exist any more, because the list is
+    /// - [`ContentError::Missing`] if an index object does not exist any more, because the list is
     ///   outdated.
-    /// - [`DepotError::Damaged`] or [`DepotError::Unreadable`] if an index object cannot be opened.
-    /// - [`DepotError::Store`] or [`DepotError::Stalled`] if the store fails.
-    /// - [`DepotError::Internal`] if a worker's job panics or a new table does not open.
+    /// - [`ContentError::Damaged`] or [`ContentError::Unreadable`] if an index object cannot be opened.
+    /// - [`ContentError::Store`] or [`ContentError::Stalled`] if the store fails.
+    /// - [`ContentError::Internal`] if a worker's job panics or a new table does not open.
     pub async fn load_index(
         &self,
         index: &[IndexRef],
         condemned: &HashSet<PackName>,
-    ) -> Result<(), DepotError> {
+    ) -> Result<(), ContentError> {
         let shared = &self.shared;
         let memory = &shared.reader.fetch_gate;
         shared.catalog.load(index, condemned, memory).await
@@ -175,7 +175,7 @@ impl Depot {
     /// Returns those of `packs` that no loaded index object lists or that are condemned.
     ///
     /// Rule 3 requires this check of everything that a commit relies on, after
-    /// [`Depot::load_index`] with the list of the root that is replaced.
+    /// [`ContentStore::load_index`] with the list of the root that is replaced.
     pub fn not_live<'a>(&self, packs: impl IntoIterator<Item = &'a PackName>) -> Vec<PackName> {
         let catalog = &self.shared.catalog;
         let packs = packs.into_iter().copied();
@@ -203,13 +203,13 @@ impl Depot {
     ///
     /// New data is never deduplicated against a quarantined place, so the data is stored again.
     /// Readers try every other copy first.
-    pub fn set_quarantine(&self, places: HashSet<Place>) {
+    pub fn set_quarantine(&self, places: HashSet<PackLocation>) {
         self.shared.catalog.set_quarantine(places);
     }
 
     /// Returns all copies of a blob in the loaded index, those in condemned packs and damaged
     /// frames included.
-    pub fn places(&self, id: &Id) -> Vec<Place> {
+    pub fn places(&self, id: &Id) -> Vec<PackLocation> {
         self.shared.catalog.places(&id.prefix())
     }
 
@@ -219,8 +219,8 @@ impl Depot {
         self.shared.catalog.slots(prefix)
     }
 
-    /// As [`Depot::places`], for the prefix by which a footer names the blob.
-    pub fn places_of(&self, prefix: &Prefix) -> Vec<Place> {
+    /// As [`ContentStore::places`], for the prefix by which a footer names the blob.
+    pub fn places_of(&self, prefix: &Prefix) -> Vec<PackLocation> {
         self.shared.catalog.places(prefix)
     }
 
@@ -228,8 +228,8 @@ impl Depot {
     /// repository. About 24 bytes of memory for each blob stay in use.
     ///
     /// # Errors
-    /// [`DepotError::Internal`] if a worker's job panics or the new table does not open.
-    pub async fn load_packs(&self, packs: &[PackContents]) -> Result<(), DepotError> {
+    /// [`ContentError::Internal`] if a worker's job panics or the new table does not open.
+    pub async fn load_packs(&self, packs: &[PackContents]) -> Result<(), ContentError> {
         let records = packs.iter().map(|pack| pack.0.clone()).collect();
         self.shared.catalog.load_records(records).await
     }
@@ -237,20 +237,20 @@ impl Depot {
     /// Returns a blob, verified against its id.
     ///
     /// Concurrent callers share one fetch, and the blob's frame is cached. For nodes, segments and
-    /// commit records; [`Depot::read`] is better for chunks.
+    /// commit records; [`ContentStore::read`] is better for chunks.
     ///
     /// # Errors
-    /// - [`DepotError::Unknown`] or [`DepotError::Missing`]: a newer root may help.
-    /// - [`DepotError::Damaged`] or [`DepotError::Unreadable`] if no copy verifies.
-    /// - [`DepotError::Store`] or [`DepotError::Stalled`] if the store fails.
-    /// - [`DepotError::Spool`] if only the spool holds the blob and cannot be read.
-    /// - [`DepotError::Internal`] if a worker's job panics or a fetch ends without an answer.
-    pub async fn read_blob(&self, kind: Kind, id: Id) -> Result<Bytes, DepotError> {
+    /// - [`ContentError::Unknown`] or [`ContentError::Missing`]: a newer root may help.
+    /// - [`ContentError::Damaged`] or [`ContentError::Unreadable`] if no copy verifies.
+    /// - [`ContentError::Store`] or [`ContentError::Stalled`] if the store fails.
+    /// - [`ContentError::Spool`] if only the spool holds the blob and cannot be read.
+    /// - [`ContentError::Internal`] if a worker's job panics or a fetch ends without an answer.
+    pub async fn read_blob(&self, kind: Kind, id: Id) -> Result<Bytes, ContentError> {
         let mut renewals = 0;
         loop {
             let mut answers = self.shared.reader.blobs(&[(kind, id)]).await;
             let answer = answers.pop();
-            let answer = answer.unwrap_or(Err(DepotError::Unknown { kind, id }));
+            let answer = answer.unwrap_or(Err(ContentError::Unknown { kind, id }));
             match answer {
                 Err(error) if self.renewed(&error, &mut renewals).await => {}
                 answer => return answer,
@@ -265,7 +265,7 @@ impl Depot {
         let _ = self.renew.set(renew);
     }
 
-    async fn renewed(&self, error: &DepotError, renewals: &mut u32) -> bool {
+    async fn renewed(&self, error: &ContentError, renewals: &mut u32) -> bool {
         let Some(renew) = self.renew.get() else {
             return false;
         };
@@ -278,21 +278,21 @@ impl Depot {
     /// Returns exactly `length` bytes for each piece, in consecutive parts.
     ///
     /// Frames that lie close together are fetched by one request, and all bytes are verified. If
-    /// pieces fail, returns the first error; [`Depot::read_each`] returns the other pieces as well.
+    /// pieces fail, returns the first error; [`ContentStore::read_each`] returns the other pieces as well.
     ///
     /// # Errors
-    /// As [`Depot::read_blob`], and [`DepotError::Invalid`] for a piece that extends past its
+    /// As [`ContentStore::read_blob`], and [`ContentError::Invalid`] for a piece that extends past its
     /// target.
-    pub async fn read(&self, pieces: &[Piece]) -> Result<Vec<Vec<Bytes>>, DepotError> {
+    pub async fn read(&self, pieces: &[Piece]) -> Result<Vec<Vec<Bytes>>, ContentError> {
         self.read_each(pieces).await.into_iter().collect()
     }
 
-    /// As [`Depot::read`], but with one result for each piece: damage to one piece does not prevent
+    /// As [`ContentStore::read`], but with one result for each piece: damage to one piece does not prevent
     /// the others from being read.
     ///
     /// # Errors
-    /// For each piece those of [`Depot::read`].
-    pub async fn read_each(&self, pieces: &[Piece]) -> Vec<Result<Vec<Bytes>, DepotError>> {
+    /// For each piece those of [`ContentStore::read`].
+    pub async fn read_each(&self, pieces: &[Piece]) -> Vec<Result<Vec<Bytes>, ContentError>> {
         let mut renewals = 0;
         loop {
             let answers = self.shared.reader.read_each(pieces).await;
@@ -347,7 +347,7 @@ fn open_cache(
     directory: &Path,
     keyring: &Keyring,
     bytes: u64,
-) -> Result<(TableFiles, DiskCache), DepotError> {
+) -> Result<(TableFiles, DiskCache), ContentError> {
     let root = directory.join(keyring.repository().to_string());
     let open = || {
         make_directory(&root)?;
@@ -356,7 +356,7 @@ fn open_cache(
             DiskCache::open(&root, bytes)?,
         ))
     };
-    open().map_err(|error: std::io::Error| DepotError::CacheDirectory {
+    open().map_err(|error: std::io::Error| ContentError::CacheDirectory {
         path: root.display().to_string(),
         source: Arc::new(error),
     })

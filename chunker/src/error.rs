@@ -1,20 +1,20 @@
 //! Errors between a caller and the bucket, in as few kinds as there are ways to react.
 //!
-//! Owns the error of the crate's interface (`depot`, `ingest`, `hydrate`, `catalog`). The pure
+//! Owns the error of the crate's interface (`content_store`, `ingest`, `hydrate`, `catalog`). The pure
 //! modules have errors of their own, which are converted here together with the name of the object.
 
 use std::sync::Arc;
 
 use bkfs_store::StoreError;
 
+use crate::crypto::OpenError;
 use crate::id::{Id, Kind};
-use crate::seal::OpenError;
 use crate::spool::SpoolError;
 
 /// Why a depot could not serve a call. Clones are cheap, since several readers may wait for one
 /// fetch.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum DepotError {
+pub enum ContentError {
     /// The bytes in the bucket are not those that were written (the cache is never the cause).
     /// Other objects, and other ranges of this object, are not affected. Store the data again, or
     /// restore it from elsewhere.
@@ -70,7 +70,7 @@ pub enum DepotError {
     /// The writing session lost data that it had accepted, and refuses all further calls. Only a
     /// new session helps.
     #[error("this session cannot store any more: {0}")]
-    Failed(Arc<DepotError>),
+    Failed(Arc<ContentError>),
     /// The caller asked for something impossible (a range outside a blob, a blob that is too
     /// large).
     #[error("invalid request: {0}")]
@@ -91,7 +91,7 @@ pub enum DepotError {
     Internal(&'static str),
 }
 
-impl DepotError {
+impl ContentError {
     /// Returns whether the same call may succeed after reading the root again and loading its
     /// index.
     pub fn wants_newer_root(&self) -> bool {
@@ -114,7 +114,7 @@ impl DepotError {
     }
 
     /// Returns the innermost cause: the error of a `Failed` session, otherwise the error itself.
-    pub fn cause(&self) -> &DepotError {
+    pub fn cause(&self) -> &ContentError {
         match self {
             Self::Failed(cause) => cause.cause(),
             other => other,
@@ -157,7 +157,7 @@ impl DepotError {
     }
 }
 
-impl From<StoreError> for DepotError {
+impl From<StoreError> for ContentError {
     fn from(error: StoreError) -> Self {
         Self::Store(Arc::new(error))
     }

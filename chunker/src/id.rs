@@ -1,6 +1,6 @@
 //! Content names: ids, their prefixes, and the kinds of blobs.
 //!
-//! Owns the types only. [`crate::seal::Keyring::id`] computes ids, because they are keyed by the
+//! Owns the types only. [`crate::crypto::Keyring::id`] computes ids, because they are keyed by the
 //! repository.
 
 use std::fmt;

@@ -7,28 +7,28 @@
 //! `cut`, `id`, `codec`, `seal`, `pack` and `index` are pure: they do no I/O, read no clock and draw
 //! no randomness.
 
+pub mod chunking;
 pub mod codec;
-pub mod cut;
+pub mod crypto;
 pub mod id;
 pub mod index;
 pub mod pack;
-pub mod seal;
 
 pub mod budget;
 mod cache;
 pub mod catalog;
 mod config;
-pub mod depot;
+pub mod content_store;
 pub mod error;
 pub mod extent;
 mod gate;
 mod hydrate;
 pub mod ingest;
-mod link;
 pub mod metrics;
 mod pending;
 mod progress;
 mod runtime;
 pub mod spool;
+mod store_client;
 pub mod verify;
 pub mod workers;

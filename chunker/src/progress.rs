@@ -15,7 +15,7 @@ use bkfs_store::entropy::{Entropy, number};
 use parking_lot::Mutex;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::error::DepotError;
+use crate::error::ContentError;
 
 /// The first pause after a transient error. Each further pause is twice as long, up to
 /// [`LONGEST_PAUSE`].
@@ -80,13 +80,13 @@ pub(crate) struct Moment {
 
 /// The time of the store's last progress.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub(crate) struct StoreProgress {
     timeout: Duration,
-    state: Mutex<State>,
+    state: Mutex<ProgressState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ProgressState {
     last: Option<Instant>,
     error: Option<Arc<StoreError>>,
     /// Requests that are refused or not answered repeatedly, by number: since when, and the last
@@ -100,7 +100,7 @@ struct State {
 
 /// A request that has not succeeded yet, while this is held.
 #[derive(Debug)]
-pub(crate) struct Sending<'a>(&'a Progress);
+pub(crate) struct Sending<'a>(&'a StoreProgress);
 
 impl Drop for Sending<'_> {
     fn drop(&mut self) {
@@ -111,7 +111,7 @@ impl Drop for Sending<'_> {
 /// A request that fails repeatedly, while this is held.
 #[derive(Debug)]
 pub(crate) struct Stuck<'a> {
-    progress: &'a Progress,
+    progress: &'a StoreProgress,
     number: u64,
     since: Instant,
 }
@@ -130,11 +130,11 @@ impl Drop for Stuck<'_> {
     }
 }
 
-impl Progress {
+impl StoreProgress {
     pub(crate) fn new(timeout: Duration) -> Self {
         Self {
             timeout,
-            state: Mutex::new(State {
+            state: Mutex::new(ProgressState {
                 last: None,
                 error: None,
                 stuck: BTreeMap::new(),
@@ -196,9 +196,9 @@ impl Progress {
     /// Waits for `future`. Dropping the wait drops the future.
     ///
     /// # Errors
-    /// [`DepotError::Stalled`] if the store made no progress for the whole timeout, or if one
+    /// [`ContentError::Stalled`] if the store made no progress for the whole timeout, or if one
     /// request did not succeed for that long.
-    pub(crate) async fn watch<F: Future>(&self, future: F) -> Result<F::Output, DepotError> {
+    pub(crate) async fn watch<F: Future>(&self, future: F) -> Result<F::Output, ContentError> {
         self.wait(future, |_| true).await
     }
 
@@ -206,16 +206,16 @@ impl Progress {
     /// request is in progress counts.
     ///
     /// # Errors
-    /// Those of [`Progress::watch`].
-    pub(crate) async fn bound<F: Future>(&self, future: F) -> Result<F::Output, DepotError> {
+    /// Those of [`StoreProgress::watch`].
+    pub(crate) async fn bound<F: Future>(&self, future: F) -> Result<F::Output, ContentError> {
         self.wait(future, |state| state.sending > 0).await
     }
 
     async fn wait<F: Future>(
         &self,
         future: F,
-        counts: impl Fn(&State) -> bool,
-    ) -> Result<F::Output, DepotError> {
+        counts: impl Fn(&ProgressState) -> bool,
+    ) -> Result<F::Output, ContentError> {
         let mut future = pin!(future);
         let mut begin = Instant::now();
         let mut looked = begin;
@@ -251,15 +251,15 @@ impl Progress {
     }
 
     /// Returns the error of a wait in vain.
-    pub(crate) fn stalled(&self, last: Option<Arc<StoreError>>) -> DepotError {
-        DepotError::Stalled {
+    pub(crate) fn stalled(&self, last: Option<Arc<StoreError>>) -> ContentError {
+        ContentError::Stalled {
             waited_ms: self.timeout.as_millis() as u64,
             last,
         }
     }
 }
 
-impl Progress {
+impl StoreProgress {
     /// Waits for the pause before attempt number `attempt` of a request (the first repetition is
     /// 1).
     pub(crate) async fn pause(&self, attempt: u32, entropy: &dyn Entropy) {
@@ -285,7 +285,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_store_that_does_something_is_not_idle() {
-        let progress = Progress::new(Duration::from_secs(100));
+        let progress = StoreProgress::new(Duration::from_secs(100));
         let begin = Instant::now();
         let works = async {
             for _ in 0..5 {
@@ -299,7 +299,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_time_without_progress_counts() {
-        let progress = Progress::new(Duration::from_secs(10));
+        let progress = StoreProgress::new(Duration::from_secs(10));
         let slow = async {
             for _ in 0..5 {
                 tokio::time::sleep(Duration::from_secs(8)).await;
@@ -309,13 +309,13 @@ mod tests {
         progress.watch(slow).await.expect("slow, but alive");
         let begin = Instant::now();
         let dead = progress.watch(std::future::pending::<()>()).await;
-        assert!(matches!(dead, Err(DepotError::Stalled { .. })));
+        assert!(matches!(dead, Err(ContentError::Stalled { .. })));
         assert_eq!(begin.elapsed().as_secs(), 10);
     }
 
     #[tokio::test(start_paused = true)]
     async fn one_request_that_never_gets_through_is_waited_for_no_longer_than_silence() {
-        let progress = Progress::new(Duration::from_secs(10));
+        let progress = StoreProgress::new(Duration::from_secs(10));
         let begin = Instant::now();
         let others = async {
             loop {
@@ -337,7 +337,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn time_in_which_this_process_stood_still_does_not_count() {
-        let progress = Progress::new(Duration::from_secs(10));
+        let progress = StoreProgress::new(Duration::from_secs(10));
         let begin = Instant::now();
         let mut waits = pin!(progress.watch(std::future::pending::<()>()));
         assert!(futures::poll!(waits.as_mut()).is_pending());

@@ -6,21 +6,21 @@
 use std::sync::Arc;
 
 use crate::catalog::Catalog;
+use crate::chunking::Cutter;
 use crate::codec::{Balance, Effort};
-use crate::config::{Compression, DepotConfig};
-use crate::cut::Cutter;
+use crate::config::{Compression, ContentStoreConfig};
+use crate::crypto::Keyring;
 use crate::hydrate::Reader;
-use crate::link::Link;
-use crate::seal::Keyring;
+use crate::store_client::StoreClient;
 use crate::workers::Workers;
 
 /// The parts of an open store that its read path and write path share.
 #[derive(Debug)]
 pub(crate) struct Runtime {
-    pub(crate) link: Arc<Link>,
+    pub(crate) link: Arc<StoreClient>,
     pub(crate) keyring: Keyring,
     pub(crate) cutter: Cutter,
-    pub(crate) config: DepotConfig,
+    pub(crate) config: ContentStoreConfig,
     pub(crate) workers: Workers,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) reader: Arc<Reader>,

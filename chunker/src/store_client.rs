@@ -11,17 +11,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bkfs_store::entropy::Entropy;
-use bkfs_store::pace::{Meter, Rates, Turns};
+use bkfs_store::rate_limit::{ConcurrencyLimit, Meter, Rates};
 use bkfs_store::{Store, StoreError, StoreErrorKind, body_bytes};
 use bytes::Bytes;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::error::DepotError;
+use crate::error::ContentError;
 use crate::metrics::Counters;
-use crate::progress::{Awake, Moment, Progress};
+use crate::progress::{Awake, Moment, StoreProgress};
 
-/// The most attempts at a request that the store refuses, unless [`Link::bear_refusals`] was
+/// The most attempts at a request that the store refuses, unless [`StoreClient::bear_refusals`] was
 /// called.
 const STUBBORN_ATTEMPTS: u32 = 3;
 
@@ -46,27 +46,27 @@ const FOREIGN_ANSWERS: u32 = 3;
 
 /// The client of the store that the whole depot shares.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct StoreClient {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) counters: Arc<Counters>,
     /// Progress of uploads.
-    pub(crate) progress: Progress,
+    pub(crate) progress: StoreProgress,
     /// Progress of reads. It is separate, since a full bucket still answers all reads.
-    reading: Progress,
+    reading: StoreProgress,
     timeout: Duration,
     /// Whether refusals are retried for as long as silence.
     bears_refusals: AtomicBool,
     /// Permits to repeat one request at a time, to find out whether a silent store answers again:
     /// one permit for uploads, and one for reads.
     scouts: [Semaphore; 2],
-    uploads: Turns,
-    downloads: Turns,
+    uploads: ConcurrencyLimit,
+    downloads: ConcurrencyLimit,
     upload_rate: Meter,
     download_rate: Meter,
 }
 
-impl Link {
+impl StoreClient {
     /// Returns a link with at most this many concurrent uploads and downloads. `timeout` is the
     /// longest time without progress.
     pub(crate) fn new(
@@ -79,13 +79,13 @@ impl Link {
             store,
             entropy,
             counters: Arc::default(),
-            progress: Progress::new(timeout),
-            reading: Progress::new(timeout),
+            progress: StoreProgress::new(timeout),
+            reading: StoreProgress::new(timeout),
             timeout,
             bears_refusals: AtomicBool::new(false),
             scouts: [const { Semaphore::const_new(1) }; 2],
-            uploads: Turns::new(uploads),
-            downloads: Turns::new(downloads),
+            uploads: ConcurrencyLimit::new(uploads),
+            downloads: ConcurrencyLimit::new(downloads),
             upload_rate: Meter::new(None),
             download_rate: Meter::new(None),
         }
@@ -117,7 +117,7 @@ impl Link {
     /// answer counts. The other request is dropped, and may still be applied.
     async fn answered<T, R>(
         &self,
-        progress: &Progress,
+        progress: &StoreProgress,
         scouts: &Semaphore,
         request: impl Fn() -> R,
     ) -> Result<T, StoreError>
@@ -150,10 +150,10 @@ impl Link {
     /// Reads a whole object.
     ///
     /// # Errors
-    /// [`DepotError::Missing`] if the object is absent. [`DepotError::Store`] if the store refuses
-    /// for good. [`DepotError::Stalled`] if the store made no progress, or this object could not be
+    /// [`ContentError::Missing`] if the object is absent. [`ContentError::Store`] if the store refuses
+    /// for good. [`ContentError::Stalled`] if the store made no progress, or this object could not be
     /// read, for the whole timeout.
-    pub(crate) async fn get(&self, key: &str) -> Result<Bytes, DepotError> {
+    pub(crate) async fn get(&self, key: &str) -> Result<Bytes, ContentError> {
         let read = || async { self.store.get(key).await.map(|(bytes, _)| bytes) };
         self.read(key, read).await
     }
@@ -161,18 +161,18 @@ impl Link {
     /// Reads exactly the bytes `range` of an object, whose end is exclusive.
     ///
     /// # Errors
-    /// Those of [`Link::get`], and [`DepotError::Damaged`] if the object is shorter or the store
+    /// Those of [`StoreClient::get`], and [`ContentError::Damaged`] if the object is shorter or the store
     /// returns another length.
     pub(crate) async fn get_range(
         &self,
         key: &str,
         range: Range<u64>,
-    ) -> Result<Bytes, DepotError> {
+    ) -> Result<Bytes, ContentError> {
         let length = range.end - range.start;
         let read = || self.store.get_range(key, range.clone());
         let bytes = self.read(key, read).await?;
         if bytes.len() as u64 != length {
-            return Err(DepotError::damaged(
+            return Err(ContentError::damaged(
                 key,
                 "the store gave another length than was asked for",
             ));
@@ -180,7 +180,7 @@ impl Link {
         Ok(bytes)
     }
 
-    async fn read<F, R>(&self, key: &str, request: F) -> Result<Bytes, DepotError>
+    async fn read<F, R>(&self, key: &str, request: F) -> Result<Bytes, ContentError>
     where
         F: Fn() -> R,
         R: Future<Output = Result<Bytes, StoreError>>,
@@ -226,17 +226,17 @@ impl Link {
         key: &str,
         error: StoreError,
         (attempt, begin): (u32, Instant),
-    ) -> Result<(), DepotError> {
+    ) -> Result<(), ContentError> {
         match error.kind() {
             StoreErrorKind::NotFound => {
                 self.reading.note();
-                return Err(DepotError::Missing {
+                return Err(ContentError::Missing {
                     object: key.to_owned(),
                 });
             }
             StoreErrorKind::OutOfRange => {
                 self.reading.note();
-                return Err(DepotError::damaged(
+                return Err(ContentError::damaged(
                     key,
                     "it is shorter than its index says",
                 ));
@@ -260,28 +260,28 @@ impl Link {
     /// Creates an object under a name that is never used for another object.
     ///
     /// An error that may pass is retried without end, since every caller limits its own wait
-    /// ([`Progress::watch`]). If the object already exists, an earlier attempt may have been
+    /// ([`StoreProgress::watch`]). If the object already exists, an earlier attempt may have been
     /// applied unnoticed. Then its length and its end are compared with `body`.
     ///
     /// If the future is dropped, the object may be in the bucket, may appear later, or may never
     /// appear.
     ///
     /// # Errors
-    /// [`DepotError::Store`] if another object has the name, or if the store refuses for good: for
-    /// the whole timeout after [`Link::bear_refusals`], otherwise in 3 attempts.
-    pub(crate) async fn create(&self, key: &str, body: &[Bytes]) -> Result<(), DepotError> {
+    /// [`ContentError::Store`] if another object has the name, or if the store refuses for good: for
+    /// the whole timeout after [`StoreClient::bear_refusals`], otherwise in 3 attempts.
+    pub(crate) async fn create(&self, key: &str, body: &[Bytes]) -> Result<(), ContentError> {
         let awake = Awake::default();
         awake.watch(self.create_awake(key, body, &awake)).await
     }
 
-    /// Does the work of [`Link::create`]. `awake` knows how long this process stood still
+    /// Does the work of [`StoreClient::create`]. `awake` knows how long this process stood still
     /// meanwhile: that time does not count as a part of a refusal.
     async fn create_awake(
         &self,
         key: &str,
         body: &[Bytes],
         awake: &Awake,
-    ) -> Result<(), DepotError> {
+    ) -> Result<(), ContentError> {
         let mut attempt = 0;
         let (mut stuck, mut refused) = (None, None);
         let _sending = self.progress.send();
@@ -311,7 +311,7 @@ impl Link {
                     stuck.note(&error);
                     match self.is_ours(key, body, awake).await? {
                         Some(true) => break,
-                        Some(false) => return Err(DepotError::Store(error)),
+                        Some(false) => return Err(ContentError::Store(error)),
                         // Another attempt may still run, or the answer is not up to date. A name
                         // stands for one body, so the body is sent again.
                         None => {}
@@ -330,7 +330,7 @@ impl Link {
                     if self.is_final(kind) {
                         let since = *refused.get_or_insert_with(|| awake.now());
                         if self.gives_up(kind, attempt, awake, since) {
-                            return Err(DepotError::Store(error));
+                            return Err(ContentError::Store(error));
                         }
                     } else {
                         refused = None;
@@ -361,7 +361,7 @@ impl Link {
 
     /// Returns whether to give up a request that the store refuses in this way since `since`: only
     /// a person can remove the cause. Accepted data is never given up because of credentials and
-    /// permissions, which are renewed. After [`Link::bear_refusals`] it is not given up because of
+    /// permissions, which are renewed. After [`StoreClient::bear_refusals`] it is not given up because of
     /// a full store either, which is emptied.
     fn gives_up(&self, kind: StoreErrorKind, attempt: u32, awake: &Awake, since: Moment) -> bool {
         self.is_final(kind)
@@ -384,7 +384,7 @@ impl Link {
         key: &str,
         body: &[Bytes],
         awake: &Awake,
-    ) -> Result<Option<bool>, DepotError> {
+    ) -> Result<Option<bool>, ContentError> {
         let mut refused = None;
         let mut differing = 0;
         let mut attempt = 0;
@@ -464,7 +464,7 @@ mod tests {
             upload: Some(10),
             download: Some(100),
         };
-        let link = Link::new(store, entropy, (4, 4), Duration::from_secs(2)).at(rates);
+        let link = StoreClient::new(store, entropy, (4, 4), Duration::from_secs(2)).at(rates);
         let body = [Bytes::from_static(&[7; 100])];
         let begin = tokio::time::Instant::now();
         let keys = ["data/1", "data/2", "data/3"];
@@ -487,7 +487,7 @@ mod tests {
         use bkfs_testing::fault::{Fault, FaultStore, Strike};
         let store = Arc::new(FaultStore::new(Arc::new(MemoryStore::new())));
         let entropy = Arc::new(SeededEntropy::new(1));
-        let link = Link::new(store.clone(), entropy, (8, 8), Duration::from_secs(60));
+        let link = StoreClient::new(store.clone(), entropy, (8, 8), Duration::from_secs(60));
         let busy = Strike::with(Fault::FailBefore(StoreErrorKind::Throttled));
         store.plan(busy.on(Operation::PutNew).keys("data/busy").always());
         let body = [Bytes::from_static(b"bytes")];
@@ -510,7 +510,7 @@ mod tests {
         use bkfs_testing::fault::{Fault, FaultStore, Strike};
         let store = Arc::new(FaultStore::new(Arc::new(MemoryStore::new())));
         let entropy = Arc::new(SeededEntropy::new(1));
-        let link = Link::new(store.clone(), entropy, (4, 4), Duration::from_secs(60));
+        let link = StoreClient::new(store.clone(), entropy, (4, 4), Duration::from_secs(60));
         let body = [Bytes::from_static(b"bytes")];
         link.create("data/1", &body).await.expect("created");
         let malformed = Strike::with(Fault::FailBefore(StoreErrorKind::Invalid));
@@ -528,13 +528,13 @@ mod tests {
         assert!(begin.elapsed() < Duration::from_secs(30));
     }
 
-    fn failing(timeout: Duration) -> (Link, bkfs_testing::fault::FaultStore) {
+    fn failing(timeout: Duration) -> (StoreClient, bkfs_testing::fault::FaultStore) {
         use bkfs_store::MemoryStore;
         use bkfs_testing::entropy::SeededEntropy;
         use bkfs_testing::fault::FaultStore;
         let store = FaultStore::new(Arc::new(MemoryStore::new()));
         let entropy = Arc::new(SeededEntropy::new(1));
-        let link = Link::new(Arc::new(store.clone()), entropy, (4, 4), timeout);
+        let link = StoreClient::new(Arc::new(store.clone()), entropy, (4, 4), timeout);
         link.bear_refusals();
         (link, store)
     }
@@ -602,7 +602,7 @@ mod tests {
                 let took = begin.elapsed().as_secs();
                 assert!((20..=24).contains(&took), "{kind:?} took {took} s");
                 created.expect_err("refused");
-                let Err(DepotError::Stalled { last, .. }) = waited else {
+                let Err(ContentError::Stalled { last, .. }) = waited else {
                     panic!("{waited:?}");
                 };
                 assert_eq!(last.map(|error| error.kind()), Some(kind));
@@ -651,7 +651,7 @@ mod tests {
             let begin = Instant::now();
             let refused = link.get(&key).await;
             assert!(
-                matches!(refused, Err(DepotError::Stalled { .. })),
+                matches!(refused, Err(ContentError::Stalled { .. })),
                 "{refused:?}"
             );
             let took = begin.elapsed().as_secs();
@@ -676,7 +676,7 @@ mod tests {
         use bkfs_testing::entropy::SeededEntropy;
         let store = Arc::new(MemoryStore::new());
         let entropy = Arc::new(SeededEntropy::new(1));
-        let link = Link::new(store, entropy, (1, 1), Duration::from_secs(10));
+        let link = StoreClient::new(store, entropy, (1, 1), Duration::from_secs(10));
         let body = [Bytes::from_static(b"ours"), Bytes::from_static(b" alone")];
         for _ in 0..2 {
             link.create("data/x", &body).await.expect("is ours");
@@ -685,7 +685,7 @@ mod tests {
             let refused = link
                 .create("data/x", &[Bytes::copy_from_slice(other)])
                 .await;
-            let Err(DepotError::Store(error)) = refused else {
+            let Err(ContentError::Store(error)) = refused else {
                 panic!("{other:?} is not what is there");
             };
             assert_eq!(error.kind(), StoreErrorKind::AlreadyExists);

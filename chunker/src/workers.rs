@@ -12,7 +12,7 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use crate::error::DepotError;
+use crate::error::ContentError;
 use crate::pack::{FrameDecoder, FrameEncoder};
 
 /// How many jobs per thread may wait in the queue. Further callers wait for a place.
@@ -105,7 +105,7 @@ impl Workers {
     ///
     /// # Errors
     /// Those of [`Workers::run`].
-    pub(crate) async fn run_sized<T, F>(&self, bytes: usize, job: F) -> Result<T, DepotError>
+    pub(crate) async fn run_sized<T, F>(&self, bytes: usize, job: F) -> Result<T, ContentError>
     where
         T: Send + 'static,
         F: FnOnce() -> T + Send + 'static,
@@ -120,8 +120,8 @@ impl Workers {
     /// dropped. A future that is dropped while it waits for a place in the queue runs no job.
     ///
     /// # Errors
-    /// [`DepotError::Internal`] if the job panicked.
-    pub(crate) async fn run<T, F>(&self, job: F) -> Result<T, DepotError>
+    /// [`ContentError::Internal`] if the job panicked.
+    pub(crate) async fn run<T, F>(&self, job: F) -> Result<T, ContentError>
     where
         T: Send + 'static,
         F: FnOnce(&mut Scratch) -> T + Send + 'static,
@@ -130,7 +130,7 @@ impl Workers {
             Mode::Inline(scratch) => {
                 let mut scratch = scratch.lock();
                 catch_unwind(AssertUnwindSafe(|| job(&mut scratch)))
-                    .map_err(|_| DepotError::Internal("a worker's job panicked"))
+                    .map_err(|_| ContentError::Internal("a worker's job panicked"))
             }
             Mode::Pool(pool) => pool.run(job).await,
         }
@@ -138,7 +138,7 @@ impl Workers {
 }
 
 impl Pool {
-    async fn run<T, F>(&self, job: F) -> Result<T, DepotError>
+    async fn run<T, F>(&self, job: F) -> Result<T, ContentError>
     where
         T: Send + 'static,
         F: FnOnce(&mut Scratch) -> T + Send + 'static,
@@ -157,7 +157,7 @@ impl Pool {
         self.queue.wake.notify_one();
         result
             .await
-            .map_err(|_| DepotError::Internal("a worker's job panicked"))
+            .map_err(|_| ContentError::Internal("a worker's job panicked"))
     }
 }
 
@@ -214,7 +214,7 @@ mod tests {
             let results = futures::future::join_all(jobs).await;
             assert_eq!(results, (0..100).map(|n| n * 2).collect::<Vec<_>>());
             let failed = workers.run(|_| panic!("on purpose")).await;
-            assert!(matches!(failed, Err::<(), _>(DepotError::Internal(_))));
+            assert!(matches!(failed, Err::<(), _>(ContentError::Internal(_))));
             assert_eq!(workers.run(|_| 7).await.expect("still alive"), 7);
         }
     }

@@ -89,7 +89,7 @@ pub fn find_mount(path: &Path) -> io::Result<Option<MountInfo>> {
 
 /// A place where a filesystem is mounted, in one mount namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct MountEntry {
     /// Lowest process id in that mount namespace.
     pub process: u32,
     /// Path at which it is mounted, in that namespace.
@@ -102,7 +102,7 @@ pub struct Place {
 ///
 /// # Errors
 /// The I/O error of listing /proc.
-pub fn places_of(mounted: &MountInfo) -> io::Result<Vec<Place>> {
+pub fn places_of(mounted: &MountInfo) -> io::Result<Vec<MountEntry>> {
     let mut processes: Vec<u32> = std::fs::read_dir("/proc")?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .collect();
@@ -126,7 +126,7 @@ pub fn places_of(mounted: &MountInfo) -> io::Result<Vec<Place>> {
         places.extend(
             there
                 .filter(|mount| mount.shows_the_same(mounted))
-                .map(|mount| Place {
+                .map(|mount| MountEntry {
                     process,
                     mount_point: mount.mount_point,
                 }),

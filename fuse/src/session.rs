@@ -372,7 +372,7 @@ fn start(
         .get()
         .ok_or_else(|| io::Error::other("the kernel was not greeted"))?;
     let notifier = Notifier::new(session.notifier());
-    let (keeper, closing) = (ending.clone(), notifier.clone());
+    let (supervisor, closing) = (ending.clone(), notifier.clone());
     let niceness = config.niceness;
     thread::Builder::new()
         .name("bkfs-fuse".to_owned())
@@ -387,10 +387,10 @@ fn start(
             }
             // Before the end is announced, no request may wait on a connection without threads.
             closing.close();
-            keeper.connection.lock().take();
+            supervisor.connection.lock().take();
             at_end();
-            *keeper.result.lock() = Some(result.map_err(|error| error.to_string()));
-            keeper.changed.notify_all();
+            *supervisor.result.lock() = Some(result.map_err(|error| error.to_string()));
+            supervisor.changed.notify_all();
         })?;
     Ok(Started {
         granted,

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs_chunker::budget::MemoryBudget;
-use bkfs_chunker::depot::{Compression, DepotConfig};
-use bkfs_chunker::seal::{Keyring, SlotName};
+use bkfs_chunker::content_store::{Compression, ContentStoreConfig};
+use bkfs_chunker::crypto::{Keyring, SlotName};
 use bkfs_store::{RepositoryUrl, Store, StoreErrorKind, StoreOptions, open_store, parse_url};
 
-use crate::acquaintance::{Acquaintance, Place, known_at};
+use crate::acquaintance::{Acquaintance, AddressRecord, known_at};
 use crate::cli::control::MountClient;
 use crate::cli::options::{Global, key_name};
 use crate::cli::output::{self, Code, Failure, bytes};
@@ -35,7 +35,7 @@ pub struct Access {
     pub store: StoreOptions,
     /// Where its password comes from.
     pub password: Sources,
-    depot: DepotConfig,
+    content_store: ContentStoreConfig,
     timeout: Duration,
     min_generation: u64,
     /// What the user accepts though this machine remembers otherwise.
@@ -101,7 +101,7 @@ impl Access {
             url,
             store,
             password,
-            depot: depot_config(settings, cache_dir),
+            content_store: content_store_config(settings, cache_dir),
             timeout: settings.timeout,
             min_generation: global.min_generation,
             accepted: Accepted {
@@ -125,8 +125,8 @@ impl Access {
     }
 
     /// The address, as this machine remembers it below `state_dir`.
-    pub fn place(&self, state_dir: &Path) -> Place {
-        Place::of(state_dir, &self.url, &self.store)
+    pub fn place(&self, state_dir: &Path) -> AddressRecord {
+        AddressRecord::of(state_dir, &self.url, &self.store)
     }
 
     /// What this machine remembers of the repository; without a state directory, of this process
@@ -163,7 +163,7 @@ impl Access {
     /// Everything will be read once: what comes from a bucket on this machine's own disk is not written to its cache as well, and a request to it costs
     /// less than to decode what may be asked for next.
     pub fn read_once(&mut self) {
-        self.depot.saves_requests = self.url.local_path().is_none();
+        self.content_store.saves_requests = self.url.local_path().is_none();
     }
 }
 
@@ -182,10 +182,10 @@ fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }
 
-fn depot_config(settings: &Settings, cache_dir: Option<PathBuf>) -> DepotConfig {
+fn content_store_config(settings: &Settings, cache_dir: Option<PathBuf>) -> ContentStoreConfig {
     let memory = MemoryBudget::of_total(settings.memory_bytes);
     let compression: Compression = settings.compression;
-    DepotConfig {
+    ContentStoreConfig {
         cache_bytes: cache_limit(settings.cache_bytes, cache_dir.as_deref()),
         cache_dir,
         memory,
@@ -193,13 +193,13 @@ fn depot_config(settings: &Settings, cache_dir: Option<PathBuf>) -> DepotConfig 
         timeout_ms: settings.timeout.as_millis() as u64,
         rates: settings.rates,
         pack_bytes: pack_bytes(settings),
-        ..DepotConfig::default()
+        ..ContentStoreConfig::default()
     }
 }
 
 /// A pack goes by in a few seconds, however slow the link is said to be.
 fn pack_bytes(settings: &Settings) -> u64 {
-    let usual = DepotConfig::default().pack_bytes;
+    let usual = ContentStoreConfig::default().pack_bytes;
     let at_rate = |rate: u64| (rate * 4).clamp(1 << 20, usual);
     settings.rates.upload.map_or(usual, at_rate)
 }
@@ -280,7 +280,7 @@ pub async fn open_with(access: &Access) -> Result<Repository, Failure> {
     let opening = Opening {
         url: access.url.clone(),
         store: access.store.clone(),
-        depot: access.depot.clone(),
+        content_store: access.content_store.clone(),
         timeout: access.timeout,
         min_generation: access.min_generation,
         accepted: access.accepted,

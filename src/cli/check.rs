@@ -12,7 +12,7 @@ use crate::cli::output::{Code, Failure, Output, bytes, complain};
 use crate::cli::progress::{Bar, Position};
 use crate::cli::runtime::block_on;
 use crate::cli::source::Source;
-use crate::machine::Machine;
+use crate::environment::Environment;
 use crate::maintain::check::check;
 use crate::maintain::heal::counts::Healed;
 use crate::maintain::heal::heal;
@@ -203,7 +203,7 @@ fn options(bare: &Bare) -> CheckOptions {
         memory: bare.memory.clone(),
         min_generation: bare.min_generation,
         accept_rollback: bare.accept_rollback,
-        seen: places::state_dir().map(|directory| (directory, Machine::this().now())),
+        seen: places::state_dir().map(|directory| (directory, Environment::this().now())),
         policy: RetryPolicy::within(bare.timeout),
         ..CheckOptions::default()
     };

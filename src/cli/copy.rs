@@ -13,7 +13,7 @@ use crate::cli::progress::{Bar, Position};
 use crate::cli::runtime::block_on;
 use crate::cli::source::Source;
 use crate::mounting::settings::{Settings, size};
-use crate::replicate::progress::Progress;
+use crate::replicate::progress::CopyProgress;
 use crate::replicate::{Outcome, ReplicateError, Replication};
 use crate::root::error::RootError;
 
@@ -83,7 +83,7 @@ pub fn run(command: Copy, global: &Global, output: &Output) -> Result<(), Failur
         let to = Access::of_mount(&command.to, global, &settings)?;
         let to = Arc::new(open_with(&to).await?);
         let volumes = volumes(&command, global, &from).await?;
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(CopyProgress::default());
         let bar = follow(output, progress.clone());
         let mut outcomes = Vec::new();
         let mut result = Ok(());
@@ -108,13 +108,13 @@ pub fn run(command: Copy, global: &Global, output: &Output) -> Result<(), Failur
         bar.finish().await;
         show(&outcomes, output)?;
         result.map_err(failure)?;
-        let uploaded = to.depot.metrics().bytes_uploaded;
+        let uploaded = to.content_store.metrics().bytes_uploaded;
         summary(&outcomes, uploaded, started.elapsed().as_secs_f64(), output);
         Ok(())
     })
 }
 
-fn follow(output: &Output, progress: Arc<Progress>) -> Bar {
+fn follow(output: &Output, progress: Arc<CopyProgress>) -> Bar {
     Bar::follow(output, move || Position {
         bytes: progress.bytes.load(Ordering::Relaxed),
         total_bytes: None,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bkfs_chunker::seal::{SlotCost, SlotName, Statement};
+use bkfs_chunker::crypto::{SlotCost, SlotName, Statement};
 use bkfs_store::open_store;
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -14,7 +14,7 @@ use crate::cli::output::{Code, Failure, Output};
 use crate::cli::password::{Password, Sources, Variables};
 use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
-use crate::machine::Machine;
+use crate::environment::Environment;
 use crate::root::error::RootError;
 use crate::root::rotation::{self, RotationParts};
 use crate::root::slot_error::{self, SlotsError};
@@ -161,7 +161,7 @@ pub fn run(command: Key, global: &Global, output: &Output) -> Result<(), Failure
             .await
             .map_err(|error| explain(error.into(), &access.url))?;
         access.recognize(&*store).await?;
-        let machine = Machine::this();
+        let machine = Environment::this();
         let explained = |error| match error {
             SlotsError::Root(error) => explain(error, &access.url),
             error => failure(error),
@@ -300,7 +300,7 @@ async fn add(
     slots: &Slots,
     action: &Add,
     global: &Global,
-    machine: &Machine,
+    machine: &Environment,
     output: &Output,
 ) -> Result<(), Failure> {
     let password = action.new.get(global)?;
@@ -314,7 +314,7 @@ async fn add(
 async fn remove(
     slots: &Slots,
     action: &Remove,
-    machine: &Machine,
+    machine: &Environment,
     output: &Output,
 ) -> Result<(), Failure> {
     let (mut keys, mut strays) = (Vec::new(), Vec::new());
@@ -349,7 +349,7 @@ async fn passwd(
     slots: &Slots,
     action: &Passwd,
     global: &Global,
-    machine: &Machine,
+    machine: &Environment,
     output: &Output,
 ) -> Result<(), Failure> {
     let password = action.new.get(global)?;
@@ -373,7 +373,7 @@ async fn rotate(
     slots: &Slots,
     action: &Rotate,
     access: &Access,
-    machine: &Machine,
+    machine: &Environment,
     output: &Output,
 ) -> Result<(), Failure> {
     let parts = RotationParts {
@@ -420,7 +420,7 @@ async fn rotate(
     }
 }
 
-fn making<'a>(password: &'a Password, label: &'a str, machine: &Machine) -> Making<'a> {
+fn making<'a>(password: &'a Password, label: &'a str, machine: &Environment) -> Making<'a> {
     Making {
         password: password.as_bytes(),
         label,

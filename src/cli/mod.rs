@@ -5,7 +5,7 @@
 use std::ffi::OsString;
 use std::sync::LazyLock;
 
-use bkfs_chunker::seal::FORMAT_VERSION;
+use bkfs_chunker::crypto::FORMAT_VERSION;
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 

@@ -24,7 +24,7 @@ use crate::mounting::error::MountingError;
 use crate::mounting::outcome::{self, Outcome};
 use crate::mounting::settings::{OPTIONS_HELP, Settings};
 use crate::mounting::spool_place::SpoolPlace;
-use crate::mounting::{Ending, Mounted, Plan};
+use crate::mounting::{Ending, MountPlan, Mounted};
 use crate::places;
 
 /// The variable that names the descriptor on which a daemon reports that its mount answers.
@@ -189,7 +189,7 @@ fn bring_up(
     let spool_bytes = access::spool_bytes(&access, &settings);
     let spool = SpoolPlace::on_this_machine(&repository, spool_bytes, &command.mountpoint)
         .map_err(|error| Failure::new(error.to_string()))?;
-    let plan = Plan {
+    let plan = MountPlan {
         repository,
         mount_point: command.mountpoint.clone(),
         options,

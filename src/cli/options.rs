@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use bkfs_chunker::seal::SlotName;
+use bkfs_chunker::crypto::SlotName;
 use clap::Args;
 
 use crate::cli::secrecy;

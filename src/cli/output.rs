@@ -176,8 +176,8 @@ impl From<SpoolingError> for Failure {
     }
 }
 
-impl From<bkfs_chunker::error::DepotError> for Failure {
-    fn from(error: bkfs_chunker::error::DepotError) -> Self {
+impl From<bkfs_chunker::error::ContentError> for Failure {
+    fn from(error: bkfs_chunker::error::ContentError) -> Self {
         VolumeError::from(error).into()
     }
 }

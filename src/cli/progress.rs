@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::cli::output::Output;
-use crate::restore::job::Progress;
+use crate::restore::job::RestoreProgress;
 
 /// The pause between updates of the bar.
 const TICK: Duration = Duration::from_millis(200);
@@ -29,7 +29,7 @@ pub struct Position {
 
 impl Bar {
     /// Shows `progress` towards `total` bytes, if a person watches.
-    pub fn start(output: &Output, total: Option<u64>, progress: Arc<Progress>) -> Bar {
+    pub fn start(output: &Output, total: Option<u64>, progress: Arc<RestoreProgress>) -> Bar {
         Bar::follow(output, move || Position {
             bytes: progress.bytes.load(Ordering::Relaxed),
             total_bytes: total,

@@ -25,10 +25,12 @@ use crate::repository::Repository;
 use crate::root::error::RootError;
 use crate::root::snapshots::SnapshotReference;
 use crate::stream::source::{Facts, Source};
-use crate::stream::{Place, Progress, Received, StreamError, abandon, keep, new_file, receive};
+use crate::stream::{
+    Received, StreamError, StreamProgress, VolumePath, abandon, keep, new_file, receive,
+};
 use crate::tree::item::Timestamp;
 use crate::volume::namespace::NewInode;
-use crate::volume::publish::{Committed, SnapshotRequest};
+use crate::volume::publish::{CommitOutcome, SnapshotRequest};
 
 /// The volume that streams go to unless --volume is given. A mount of the default volume does not
 /// hold it.
@@ -84,8 +86,8 @@ struct Input {
 /// The [`Failure`] of the repository, the volume or the stream; 2 if the path or the input is not
 /// valid, 11 if the volume is held or was taken over. No snapshot is made then.
 pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure> {
-    let place =
-        Place::parse(command.path.as_bytes()).map_err(|error| Failure::usage(error.to_string()))?;
+    let place = VolumePath::parse(command.path.as_bytes())
+        .map_err(|error| Failure::usage(error.to_string()))?;
     let umask = umask();
     block_on(async {
         let started = Instant::now();
@@ -162,11 +164,11 @@ fn held(error: MountingError) -> Failure {
 /// Does everything but the session: stores the stream, gives it its name, makes the snapshot.
 async fn put(
     command: &Put,
-    place: &Place,
+    place: &VolumePath,
     alone: &Alone,
     umask: u32,
     output: &Output,
-) -> Result<(Committed, u64), Failure> {
+) -> Result<(CommitOutcome, u64), Failure> {
     let volume = alone.volume();
     place.check(volume).await.map_err(failure)?;
     let mut input = Input::begin(command)?;
@@ -235,7 +237,7 @@ impl Input {
         alone: &Alone,
         output: &Output,
     ) -> Result<Received, Failure> {
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(StreamProgress::default());
         let shown = progress.clone();
         let total = self.facts.total_bytes;
         let bar = Bar::follow(output, move || Position {
@@ -329,11 +331,11 @@ struct Stored {
 impl Stored {
     fn show(
         &self,
-        made: &Committed,
+        made: &CommitOutcome,
         repository: &Repository,
         output: &Output,
     ) -> Result<(), Failure> {
-        let metrics = repository.depot.metrics();
+        let metrics = repository.content_store.metrics();
         let name = made.snapshot.as_deref().unwrap_or_default();
         let (path, seconds) = (&self.path, self.seconds);
         let answer = json!({

@@ -15,7 +15,7 @@ use crate::cli::output::{Code, Failure, Output, bytes, complain, name_exactly, n
 use crate::cli::progress::Bar;
 use crate::cli::runtime::block_on;
 use crate::restore::error::RestoreError;
-use crate::restore::job::{Options, Problem, Progress};
+use crate::restore::job::{Options, Problem, RestoreProgress};
 use crate::restore::{resolve, restore};
 use crate::volume::mode;
 use crate::volume::state::Scope;
@@ -73,7 +73,7 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
             (false, true) => Some(attributes.size_bytes),
             (false, false) => None,
         };
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(RestoreProgress::default());
         let bar = Bar::start(output, total, progress.clone());
         let options = Options {
             overwrite: command.overwrite,

@@ -12,12 +12,12 @@ use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
 use crate::mounting::error::MountingError;
 use crate::mounting::spool_place::SpoolPlace;
-use crate::mounting::{Plan, SESSION_END};
+use crate::mounting::{MountPlan, SESSION_END};
 use crate::root::heartbeat::{Watched, published_base, watch_holder};
 use crate::root::holder::LocalVerdict;
 use crate::root::removal::{give_up, remove_dead};
 use crate::root::session::OpenSession;
-use crate::root::state::{Ground, Session as Entry, SessionId, SessionState};
+use crate::root::state::{RecoveryBase, Session as Entry, SessionId, SessionState};
 
 /// List the sessions of a repository, or end dead ones
 #[derive(Debug, clap::Subcommand)]
@@ -112,8 +112,8 @@ async fn list(command: List, global: &Global, output: &Output) -> Result<(), Fai
             holder.mount_point.clone(),
         ]);
     }
-    for ground in root.grounds() {
-        rows.extend(row_of_ground(ground, root.epoch, output)?);
+    for recovery_base in root.recovery_bases() {
+        rows.extend(row_of_recovery_base(recovery_base, root.epoch, output)?);
     }
     if output.is_json() {
         return Ok(());
@@ -127,29 +127,29 @@ async fn list(command: List, global: &Global, output: &Output) -> Result<(), Fai
 
 /// The row of a session that has ended and whose spool may hold more; none in JSON, where it is
 /// written at once.
-fn row_of_ground(
-    ground: &Ground,
+fn row_of_recovery_base(
+    recovery_base: &RecoveryBase,
     epoch: u64,
     output: &Output,
 ) -> Result<Option<[String; 7]>, Failure> {
     if output.is_json() {
         let row = json!({
-            "session": ground.session.to_string(),
+            "session": recovery_base.session.to_string(),
             "state": "spool",
-            "volume": ground.volume,
-            "base": ground.base(),
+            "volume": recovery_base.volume,
+            "base": recovery_base.base(),
             "epoch": epoch,
-            "host": ground.host(),
+            "host": recovery_base.host(),
         });
         output.result(&row, String::new)?;
         return Ok(None);
     }
     Ok(Some([
-        ground.session.to_string(),
+        recovery_base.session.to_string(),
         "spool".to_owned(),
-        ground.volume.clone(),
-        format!("{}/{epoch}", ground.base()),
-        ground.host().to_owned(),
+        recovery_base.volume.clone(),
+        format!("{}/{epoch}", recovery_base.base()),
+        recovery_base.host().to_owned(),
         "-".to_owned(),
         "(ended; the spool on that host may hold what it acknowledged)".to_owned(),
     ]))
@@ -173,8 +173,8 @@ async fn end_one(
     output: &Output,
 ) -> Result<(), Failure> {
     let root = &repository.handle.current().root;
-    if let Some(ground) = root.ground_of(id) {
-        return Err(has_ended(ground));
+    if let Some(recovery_base) = root.recovery_base_of(id) {
+        return Err(has_ended(recovery_base));
     }
     let entry = root.sessions.get(&id).cloned();
     let entry = entry.ok_or_else(|| Failure::new(format!("there is no session {id}")))?;
@@ -186,8 +186,8 @@ async fn end_one(
     output.result(&answer, || format!("session {id} has ended"))
 }
 
-fn has_ended(ground: &Ground) -> Failure {
-    let (session, host) = (ground.session, ground.host());
+fn has_ended(recovery_base: &RecoveryBase) -> Failure {
+    let (session, host) = (recovery_base.session, recovery_base.host());
     Failure::new(format!(
         "session {session} has ended; the spool on host {host} may hold what it acknowledged"
     ))
@@ -201,10 +201,10 @@ async fn forsake(
     output: &Output,
 ) -> Result<(), Failure> {
     let (handle, machine) = (&repository.handle, &repository.machine);
-    let mut grounds = Vec::new();
+    let mut recovery_bases = Vec::new();
     for id in ids {
-        let ground = handle.current().root.ground_of(*id).cloned();
-        grounds.push(ground.ok_or_else(|| {
+        let recovery_base = handle.current().root.recovery_base_of(*id).cloned();
+        recovery_bases.push(recovery_base.ok_or_else(|| {
             Failure::new(format!("no ended session {id} has left a spool to give up"))
         })?);
     }
@@ -213,10 +213,10 @@ async fn forsake(
     let given_up = give_up(handle, &session, ids).await;
     session.end().await?;
     given_up?;
-    for ground in grounds {
-        let (id, host) = (ground.session, ground.host());
+    for recovery_base in recovery_bases {
+        let (id, host) = (recovery_base.session, recovery_base.host());
         let answer =
-            json!({ "session": id.to_string(), "volume": ground.volume, "given_up": true });
+            json!({ "session": id.to_string(), "volume": recovery_base.volume, "given_up": true });
         output.result(&answer, || {
             format!("what only the spool on host {host} may hold of session {id} is given up")
         })?;
@@ -230,7 +230,7 @@ async fn take(repository: &Arc<Repository>, volume: String, command: &End) -> Re
     // Of no bytes: what dead sessions have left is replayed, and nothing new is kept.
     let spool = SpoolPlace::on_this_machine(repository, 0, Path::new(SESSION_END))
         .map_err(|error| Failure::new(error.to_string()))?;
-    let mut plan = Plan::to_end(repository.clone(), volume, command.force, spool);
+    let mut plan = MountPlan::to_end(repository.clone(), volume, command.force, spool);
     plan.settings.accept_loss = command.accept_loss;
     let failed = |error| match error {
         MountingError::Root(error) => Failure::from(error),

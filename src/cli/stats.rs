@@ -39,12 +39,12 @@ pub fn run(command: StatsCommand, global: &Global, output: &Output) -> Result<()
         let repository = open(&url, global).await?;
         let list = repository.snapshots().await?;
         let root = repository.handle.current().root.clone();
-        let depot = &repository.depot;
+        let content_store = &repository.content_store;
         let stats = Stats::of(
             &root,
-            depot.store().clone(),
-            depot.keyring().clone(),
-            depot.entropy().clone(),
+            content_store.store().clone(),
+            content_store.keyring().clone(),
+            content_store.entropy().clone(),
         )
         .await?;
         let mut snapshots: Vec<&SnapshotEntry> = list.iter().collect();

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use bkfs_fuse::{MountInfo, Place};
+use bkfs_fuse::{MountEntry, MountInfo};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
@@ -223,7 +223,7 @@ impl Daemon {
 }
 
 /// Describes a mount point for the user.
-fn describe(place: &Place) -> String {
+fn describe(place: &MountEntry) -> String {
     let name = std::fs::read_to_string(format!("/proc/{}/comm", place.process)).unwrap_or_default();
     format!(
         "{} in the mount namespace of process {} ({})",

@@ -105,7 +105,7 @@ impl<'a> Comparison<'a> {
     /// is `path`.
     ///
     /// # Errors
-    /// [`VolumeError::Depot`], [`VolumeError::Tree`] or [`VolumeError::Malformed`] if a tree cannot
+    /// [`VolumeError::ContentStore`], [`VolumeError::Tree`] or [`VolumeError::Malformed`] if a tree cannot
     /// be read.
     pub async fn new(
         (left, right): (&'a View, &'a View),

@@ -7,17 +7,17 @@
 
 use std::collections::HashSet;
 
-use bkfs_chunker::catalog::Place;
-use bkfs_chunker::depot::Depot;
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::content_store::ContentStore;
+use bkfs_chunker::crypto::Keyring;
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::{Id, Kind};
-use bkfs_chunker::seal::Keyring;
 
 use super::check::Findings;
 use super::collect::sightings::SightingsFile;
 use super::collect::whole::Wholeness;
-use super::grounds;
 use super::options::CheckOptions;
+use super::recovery_bases;
 use super::repair_plan::RepairPlan;
 use crate::root::error::RootError;
 use crate::root::snapshots::SnapshotEntry;
@@ -53,17 +53,17 @@ pub(super) async fn find(findings: &Findings) -> Result<Broken, RootError> {
         return Ok(Broken::default());
     }
     let is_in_doubt = !listed.lost_condemned.is_empty();
-    let is_there = |places: &[Place]| {
-        let is_elsewhere = |place: &Place| place.pack != places[0].pack;
+    let is_there = |places: &[PackLocation]| {
+        let is_elsewhere = |place: &PackLocation| place.pack != places[0].pack;
         let is_undecided = is_in_doubt && places.iter().any(is_elsewhere);
         !places.is_empty() && (!is_undecided || findings.damage.any_good(places))
     };
-    let depot = &findings.depot;
+    let content_store = &findings.content_store;
     let head = |entry: &SnapshotEntry| (entry.tree, Some(entry.commit));
-    let mut trees = Wholeness::new(depot, is_there).keeping_unread();
+    let mut trees = Wholeness::new(content_store, is_there).keeping_unread();
     let mut broken = Vec::new();
     for entry in listed.trash.iter().map(|entry| &entry.snapshot) {
-        if !is_whole(depot, head(entry), &mut trees, &mut HashSet::new()).await? {
+        if !is_whole(content_store, head(entry), &mut trees, &mut HashSet::new()).await? {
             broken.push(entry.clone());
         }
     }
@@ -75,21 +75,28 @@ pub(super) async fn find(findings: &Findings) -> Result<Broken, RootError> {
     for volume in view.root.volumes.values() {
         kept.extend([(volume.tree, volume.commit), (volume.building, None)]);
     }
-    for ground in view.root.grounds() {
-        for id in ground.records() {
-            let record = grounds::record_of(depot, id).await?;
+    for recovery_base in view.root.recovery_bases() {
+        for id in recovery_base.records() {
+            let record = recovery_bases::record_of(content_store, id).await?;
             kept.push((record.and_then(|record| record.tree), Some(id)));
         }
     }
-    let mut trees = Wholeness::new(depot, is_there).keeping_unread();
+    let mut trees = Wholeness::new(content_store, is_there).keeping_unread();
     let mut records = HashSet::new();
     for head in kept {
-        is_whole(depot, head, &mut trees, &mut records).await?;
+        is_whole(content_store, head, &mut trees, &mut records).await?;
     }
-    let mut trees = Wholeness::but(depot, is_there, trees.into_lacking()).keeping_unread();
+    let mut trees = Wholeness::but(content_store, is_there, trees.into_lacking()).keeping_unread();
     let mut found = Broken::default();
     for entry in broken {
-        match is_whole(depot, head(&entry), &mut trees, &mut records.clone()).await? {
+        match is_whole(
+            content_store,
+            head(&entry),
+            &mut trees,
+            &mut records.clone(),
+        )
+        .await?
+        {
             true => found.shared.push(entry),
             false => found.alone.push(entry),
         }
@@ -99,24 +106,24 @@ pub(super) async fn find(findings: &Findings) -> Result<Broken, RootError> {
 
 /// Returns true if all that a head needs is there. Commit records in `lacking` count as there; one
 /// that cannot be read is added to them.
-async fn is_whole<F: Fn(&[Place]) -> bool>(
-    depot: &Depot,
+async fn is_whole<F: Fn(&[PackLocation]) -> bool>(
+    content_store: &ContentStore,
     (tree, commit): Head,
     trees: &mut Wholeness<'_, F>,
     lacking: &mut HashSet<Id>,
 ) -> Result<bool, RootError> {
     let mut has_record = true;
     if let Some(commit) = commit.filter(|commit| !lacking.contains(commit)) {
-        has_record = match depot.read_blob(Kind::Commit, commit).await {
+        has_record = match content_store.read_blob(Kind::Commit, commit).await {
             Ok(_) => true,
             Err(
-                DepotError::Damaged { .. }
-                | DepotError::Missing { .. }
-                | DepotError::Unknown { .. }
-                | DepotError::Unreadable { .. },
+                ContentError::Damaged { .. }
+                | ContentError::Missing { .. }
+                | ContentError::Unknown { .. }
+                | ContentError::Unreadable { .. },
             ) => false,
             // It is not known to be broken: the store may give it again.
-            Err(DepotError::Store(error)) if error.is_of_one_object() => true,
+            Err(ContentError::Store(error)) if error.is_of_one_object() => true,
             Err(error) => return Err(error.into()),
         };
         if !has_record {

@@ -6,14 +6,14 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use bkfs_chunker::catalog::Place;
+use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::crypto::Keyring;
 use bkfs_chunker::id::Id;
-use bkfs_chunker::seal::Keyring;
 use bkfs_chunker::verify::Verifier;
 use bkfs_store::Store;
 use jiff::Timestamp;
 
-use super::check::{Findings, open_depot};
+use super::check::{Findings, open_content_store};
 use super::collect::rebuilt::{Head, Rebuilt, whole_of};
 use super::collect::renew::Renewal;
 use super::collect::sightings::SightingsFile;
@@ -47,8 +47,8 @@ impl Closed {
 /// # Errors
 /// The store cannot be read.
 pub(super) async fn whole(findings: &Findings, heads: &[Head]) -> Result<HashSet<Id>, RootError> {
-    let is_there = |places: &[Place]| findings.damage.any_good(places);
-    whole_of(&findings.depot, heads, is_there).await
+    let is_there = |places: &[PackLocation]| findings.damage.any_good(places);
+    whole_of(&findings.content_store, heads, is_there).await
 }
 
 /// Whether lists of snapshots are to be written anew by the next repair only. Which of the
@@ -116,7 +116,7 @@ pub(super) async fn renew(
         handle,
         lists: &Lists::new(store.clone(), keyring.clone()),
         verifier: Arc::new(verifier),
-        depot: open_depot(store, keyring, options)?,
+        content_store: open_content_store(store, keyring, options)?,
         holder: HolderInfo::of_this_process(MOUNT_POINT),
         memory: SightingsFile::new(directory, keyring.repository()),
         rebuilt,

@@ -7,8 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use bkfs_chunker::depot::Depot;
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::content_store::ContentStore;
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::{Id, Kind};
 
 use super::judge::Damage;
@@ -40,7 +40,7 @@ pub struct Head {
 /// The search for what damage touches.
 pub struct Blame<'a> {
     /// Reads nodes.
-    pub depot: &'a Depot,
+    pub content_store: &'a ContentStore,
     /// The damage.
     pub damage: &'a Damage,
     clean: HashSet<Id>,
@@ -70,10 +70,10 @@ struct Step {
 }
 
 impl<'a> Blame<'a> {
-    /// Creates a search for what `damage` touches. It reads nodes from `depot`.
-    pub fn new(depot: &'a Depot, damage: &'a Damage) -> Self {
+    /// Creates a search for what `damage` touches. It reads nodes from `content_store`.
+    pub fn new(content_store: &'a ContentStore, damage: &'a Damage) -> Self {
         Self {
-            depot,
+            content_store,
             damage,
             clean: HashSet::new(),
         }
@@ -122,13 +122,13 @@ impl<'a> Blame<'a> {
     /// if one is known.
     async fn node(&self, id: Id) -> Result<Result<Node, Option<usize>>, RootError> {
         let culprit = self.damage.culprit(&id.prefix());
-        match self.depot.read_blob(Kind::Node, id).await {
+        match self.content_store.read_blob(Kind::Node, id).await {
             Ok(bytes) => Ok(Node::decode(bytes).map_err(|_| culprit)),
             Err(
-                DepotError::Damaged { .. }
-                | DepotError::Missing { .. }
-                | DepotError::Unknown { .. }
-                | DepotError::Unreadable { .. },
+                ContentError::Damaged { .. }
+                | ContentError::Missing { .. }
+                | ContentError::Unknown { .. }
+                | ContentError::Unreadable { .. },
             ) => Ok(Err(culprit)),
             Err(error) => Err(error.into()),
         }
@@ -286,13 +286,13 @@ fn path_of(inode: u64, parents: &HashMap<u64, (u64, Vec<u8>)>) -> String {
 /// # Errors
 /// [`RootError::Content`] if the store cannot be read. A damaged or missing node is no error.
 pub async fn reach(
-    depot: &Depot,
+    content_store: &ContentStore,
     tree: Id,
     seen: &mut HashSet<Id>,
     visit: &mut (dyn FnMut(Id) + Send),
 ) -> Result<bool, RootError> {
     let damage = Damage::default();
-    let blame = Blame::new(depot, &damage);
+    let blame = Blame::new(content_store, &damage);
     let (mut stack, mut whole) = (vec![tree], true);
     while let Some(id) = stack.pop() {
         if !seen.insert(id) {
@@ -308,7 +308,7 @@ pub async fn reach(
                 Ok(Reference::Node(id)) => stack.push(id),
                 Ok(Reference::Target(target)) => {
                     visit(target.id());
-                    whole &= !depot.places(&target.id()).is_empty();
+                    whole &= !content_store.places(&target.id()).is_empty();
                 }
                 Err(_) => whole = false,
             }

@@ -9,21 +9,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bkfs_chunker::budget::MemoryBudget;
-use bkfs_chunker::depot::{Depot, DepotConfig};
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::content_store::{ContentStore, ContentStoreConfig};
+use bkfs_chunker::crypto::Keyring;
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Keyring;
 use bkfs_chunker::verify::{PackContents, Verifier};
 use bkfs_store::Store;
 
 use super::blame::{Blame, Head};
 use super::contents::{Learned, Walk};
-use super::grounds;
 use super::journals::Unreplayable;
 use super::judge::Damage;
 use super::options::CheckOptions;
 use super::orphans::count_orphans;
+use super::recovery_bases;
 use super::refused::Refusals;
 use super::report::{Problem, ProblemKind, Report};
 use super::scan::{Indexed, Listed, Scan};
@@ -66,7 +66,7 @@ pub struct Findings {
     /// References that were read in metadata.
     pub learned: Learned,
     /// Looks up and reads blobs of all walked packs.
-    pub depot: Depot,
+    pub content_store: ContentStore,
     /// Why the root may be of a newer program, if it says so.
     pub newer_root: Option<String>,
     /// Snapshots in any list of the bucket; filled only if the root or a list is lost.
@@ -155,7 +155,7 @@ async fn once(
     };
     let mut findings = look(&scan, left_out).await?;
     let live = findings.live_packs();
-    findings.depot.load_packs(&live).await?;
+    findings.content_store.load_packs(&live).await?;
     count(&live, options, &mut findings.report);
     findings.walk(&verifier, &live, options).await?;
     let root = findings.handle.as_ref().map(|handle| handle.current());
@@ -218,7 +218,7 @@ async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings,
         damage: Damage::default(),
         unreplayable: Vec::new(),
         learned: Learned::default(),
-        depot: open_depot(scan.store, scan.keyring, options)?,
+        content_store: open_content_store(scan.store, scan.keyring, options)?,
         newer_root,
         leftover_snapshots,
         leftover_epoch,
@@ -241,13 +241,13 @@ fn count(packs: &[PackContents], options: &CheckOptions, report: &mut Report) {
 /// Opens the depot that looks blobs up.
 ///
 /// # Errors
-/// Those of [`Depot::open`].
-pub(super) fn open_depot(
+/// Those of [`ContentStore::open`].
+pub(super) fn open_content_store(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
     options: &CheckOptions,
-) -> Result<Depot, DepotError> {
-    let config = DepotConfig {
+) -> Result<ContentStore, ContentError> {
+    let config = ContentStoreConfig {
         cache_dir: None,
         memory: MemoryBudget {
             cache_bytes: CACHE_BYTES,
@@ -256,9 +256,9 @@ pub(super) fn open_depot(
         downloads: options.verifier.downloads,
         workers: options.verifier.workers,
         timeout_ms: options.verifier.timeout_ms,
-        ..DepotConfig::default()
+        ..ContentStoreConfig::default()
     };
-    Depot::open(
+    ContentStore::open(
         store.clone(),
         keyring.clone(),
         options.entropy.clone(),
@@ -267,10 +267,10 @@ pub(super) fn open_depot(
 }
 
 /// Whether the store did not answer, so that the error proves nothing about the object.
-fn is_outage(error: &DepotError) -> bool {
+fn is_outage(error: &ContentError) -> bool {
     match error.cause() {
-        DepotError::Store(error) => !error.is_of_one_object(),
-        DepotError::Stalled { .. } => true,
+        ContentError::Store(error) => !error.is_of_one_object(),
+        ContentError::Stalled { .. } => true,
         _ => false,
     }
 }
@@ -289,12 +289,12 @@ impl Findings {
     ) -> Result<(), RootError> {
         let walk = Walk {
             verifier,
-            depot: &self.depot,
+            content_store: &self.content_store,
             progress: &options.progress,
             bucket: &self.bucket,
             records: self.handle.is_none() || !self.listed.lost.is_empty(),
         };
-        let copies = |prefix: &_| self.depot.places_of(prefix);
+        let copies = |prefix: &_| self.content_store.places_of(prefix);
         let quarantine = &self.listed.quarantine;
         walk.data(packs, options.data, &mut self.damage, &mut self.report)
             .await?;
@@ -362,11 +362,11 @@ impl Findings {
             let who = format!("snapshot {}/{}", entry.volume, entry.name);
             named.push(("lists/".into(), who, entry.tree, Some(entry.commit), None));
         }
-        for ground in root.grounds() {
-            for id in ground.records() {
-                let who = grounds::name_of(ground);
-                let record = grounds::record_of(&self.depot, id).await?;
-                if record.is_none() && !self.depot.places(&id).is_empty() {
+        for recovery_base in root.recovery_bases() {
+            for id in recovery_base.records() {
+                let who = recovery_bases::name_of(recovery_base);
+                let record = recovery_bases::record_of(&self.content_store, id).await?;
+                if record.is_none() && !self.content_store.places(&id).is_empty() {
                     let what = format!("the commit record {id} of {who} cannot be read");
                     self.unresolved(ROOT_KEY, what, id);
                 }
@@ -376,23 +376,23 @@ impl Findings {
         }
         for (object, who, tree, commit, sequence) in named {
             if let Some(tree) = tree
-                && self.depot.places(&tree).is_empty()
+                && self.content_store.places(&tree).is_empty()
             {
                 let what = format!("the tree {tree} of {who} is in no live pack");
                 self.unresolved(&object, what, tree);
             }
             let Some(commit) = commit else { continue };
-            if self.depot.places(&commit).is_empty() {
+            if self.content_store.places(&commit).is_empty() {
                 let what = format!("the commit record {commit} of {who} is in no live pack");
                 self.unresolved(&object, what, commit);
                 continue;
             }
-            let record = match self.depot.read_blob(Kind::Commit, commit).await {
+            let record = match self.content_store.read_blob(Kind::Commit, commit).await {
                 Ok(bytes) => CommitRecord::decode(&bytes).ok(),
-                Err(DepotError::Store(error)) if !error.is_of_one_object() => {
-                    return Err(DepotError::Store(error).into());
+                Err(ContentError::Store(error)) if !error.is_of_one_object() => {
+                    return Err(ContentError::Store(error).into());
                 }
-                Err(error @ DepotError::Stalled { .. }) => return Err(error.into()),
+                Err(error @ ContentError::Stalled { .. }) => return Err(error.into()),
                 // The damage of its pack is reported already.
                 Err(_) => continue,
             };
@@ -410,7 +410,7 @@ impl Findings {
 
     /// Checks that all trees have the form that an honest writer makes.
     async fn trees(&mut self, root: &Root) -> Result<(), RootError> {
-        let nodes = Nodes::new(self.depot.clone());
+        let nodes = Nodes::new(self.content_store.clone());
         let mut trees = Trees::new(&nodes);
         let mut seen = HashSet::new();
         for named in self.named_trees(root) {
@@ -419,7 +419,7 @@ impl Findings {
             }
             match trees.judge(&named, &mut self.report).await {
                 Ok(()) => {}
-                Err(VolumeError::Depot(error)) if is_outage(&error) => {
+                Err(VolumeError::ContentStore(error)) if is_outage(&error) => {
                     return Err(error.as_ref().clone().into());
                 }
                 // Damage is reported at its pack; other faults show after its repair.
@@ -497,15 +497,15 @@ impl Findings {
             entry.tree.map(|tree| Head { name, tree })
         });
         let mut heads: Vec<Head> = snapshots.chain(volumes).collect();
-        for ground in root.grounds() {
-            for id in ground.records() {
-                let name = grounds::name_of(ground);
-                let record = grounds::record_of(&self.depot, id).await?;
+        for recovery_base in root.recovery_bases() {
+            for id in recovery_base.records() {
+                let name = recovery_bases::name_of(recovery_base);
+                let record = recovery_bases::record_of(&self.content_store, id).await?;
                 let tree = record.and_then(|record| record.tree);
                 heads.extend(tree.map(|tree| Head { name, tree }));
             }
         }
-        Blame::new(&self.depot, &self.damage)
+        Blame::new(&self.content_store, &self.damage)
             .name(&heads, &mut self.report)
             .await
     }

@@ -13,11 +13,11 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use bkfs_chunker::depot::Depot;
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::content_store::ContentStore;
+use bkfs_chunker::crypto::Class;
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::{Id, Kind, Prefix};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
 use bkfs_chunker::verify::{Found, PackContents, PackDamage, Verifier, chunks_of};
 use futures::{StreamExt, TryStreamExt};
 
@@ -94,7 +94,7 @@ pub struct Walk<'a> {
     /// Reads packs.
     pub verifier: &'a Verifier,
     /// Knows which packs hold a blob.
-    pub depot: &'a Depot,
+    pub content_store: &'a ContentStore,
     /// Counts the bytes that are done.
     pub progress: &'a CheckProgress,
     /// Sizes in bytes of all objects in the bucket, as the store lists them.
@@ -110,7 +110,7 @@ impl Walk<'_> {
     /// Reads data packs: whole if `sample` takes them, otherwise only header and footer.
     ///
     /// # Errors
-    /// [`DepotError::Store`] or [`DepotError::Stalled`] if the store cannot be read. Damage of a
+    /// [`ContentError::Store`] or [`ContentError::Stalled`] if the store cannot be read. Damage of a
     /// pack is no error.
     pub async fn data(
         &self,
@@ -118,7 +118,7 @@ impl Walk<'_> {
         sample: Sample,
         damage: &mut Damage,
         report: &mut Report,
-    ) -> Result<(), DepotError> {
+    ) -> Result<(), ContentError> {
         let data = packs.iter().filter(|pack| pack.class() == Class::DataPack);
         let work = data.map(|pack| async move {
             let whole = sample.takes(pack.name());
@@ -136,7 +136,7 @@ impl Walk<'_> {
                     (pack, missing, found, false)
                 }
             };
-            Ok::<_, DepotError>(verdict)
+            Ok::<_, ContentError>(verdict)
         });
         let mut verdicts = futures::stream::iter(work.collect::<Vec<_>>()).buffered(PACKS_AT_ONCE);
         while let Some((pack, missing, found, whole)) = verdicts.try_next().await? {
@@ -161,14 +161,14 @@ impl Walk<'_> {
     /// Reads every byte of all metadata packs.
     ///
     /// # Errors
-    /// [`DepotError::Store`] or [`DepotError::Stalled`] if the store cannot be read. Damage of a
+    /// [`ContentError::Store`] or [`ContentError::Stalled`] if the store cannot be read. Damage of a
     /// pack is no error.
     pub async fn metadata(
         &self,
         packs: &[PackContents],
         damage: &mut Damage,
         report: &mut Report,
-    ) -> Result<Learned, DepotError> {
+    ) -> Result<Learned, ContentError> {
         let known: &Damage = damage;
         let metadata = packs
             .iter()
@@ -182,7 +182,7 @@ impl Walk<'_> {
                 })
                 .await?;
             self.progress.verified(walked.verified_bytes);
-            Ok::<_, DepotError>((pack, walked, learned))
+            Ok::<_, ContentError>((pack, walked, learned))
         });
         let work = work.collect::<Vec<_>>();
         let mut all = Learned::default();
@@ -286,7 +286,7 @@ impl Walk<'_> {
     /// decode.
     fn faults(&self, node: &Node) -> Vec<String> {
         let mut faults = Vec::new();
-        let cookie = |name: &[u8]| name_cookie(self.depot.keyring().name_hash(name));
+        let cookie = |name: &[u8]| name_cookie(self.content_store.keyring().name_hash(name));
         // The file that the entries belong to, as far as it begins in this leaf: its inode, its
         // size, and the end of its extents in bytes.
         let mut file = (0, None, 0);
@@ -337,7 +337,7 @@ impl Walk<'_> {
         learned: &mut Learned,
     ) {
         learned.references += 1;
-        if self.depot.places(&to.1).is_empty() {
+        if self.content_store.places(&to.1).is_empty() {
             learned.dangling.push(Dangling {
                 pack: pack.name(),
                 key: pack.key(),

@@ -2,7 +2,7 @@
 //! volume must carry out.
 //!
 //! Owns the problems that are reported of them, and which journals can never be carried out. Writes
-//! nothing. Does not own how journals are found, nor which are missing: [`crate::root::victims`]
+//! nothing. Does not own how journals are found, nor which are missing: [`crate::root::ended_sessions`]
 //! decides both, as for a takeover.
 //!
 //! Sessions write journals, cover them by a commit, and delete them while the check reads them. A
@@ -12,11 +12,12 @@
 
 use std::collections::BTreeMap;
 
-use bkfs_chunker::error::DepotError;
-use bkfs_chunker::seal::Class;
+use bkfs_chunker::crypto::Class;
+use bkfs_chunker::error::ContentError;
 
 use super::report::{Problem, ProblemKind, Report};
 use super::scan::{Scan, as_problem};
+use crate::root::ended_sessions::{LOOKS_MAX, Owner, SET_ASIDE};
 use crate::root::error::RootError;
 use crate::root::gap::Gap;
 use crate::root::handle::RootHandle;
@@ -24,7 +25,6 @@ use crate::root::heartbeat::Beat;
 use crate::root::journal::{JournalEntry, prefix};
 use crate::root::sent::{Sent, SentJournals};
 use crate::root::state::{Root, Session, SessionId};
-use crate::root::victims::{LOOKS_MAX, Owner, SET_ASIDE};
 
 /// The result of one reading of a session's journals.
 #[derive(Debug, Default)]
@@ -76,7 +76,7 @@ impl Scan<'_> {
                 }
                 // The session has sent no heartbeat yet, or never will. That holds back deletion
                 // and harms nothing else.
-                Err(DepotError::Missing { .. }) => report.counts.silent_sessions += 1,
+                Err(ContentError::Missing { .. }) => report.counts.silent_sessions += 1,
                 Err(error) => {
                     report.add(as_problem(error)?);
                 }
@@ -199,7 +199,7 @@ impl Scan<'_> {
         let senseless = |why: String| Problem::new(key, ProblemKind::Inconsistent, why);
         Ok(match self.verifier.object(Class::Journal, key).await {
             Ok(payload) => Some(JournalEntry::decode(&payload).map_err(senseless)),
-            Err(DepotError::Missing { .. }) => None,
+            Err(ContentError::Missing { .. }) => None,
             Err(error) => Some(Err(as_problem(error)?)),
         })
     }

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use bkfs_chunker::catalog::Place;
+use bkfs_chunker::catalog::PackLocation;
 use bkfs_chunker::id::Prefix;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::verify::{PackContents, PackDamage};
@@ -17,7 +17,7 @@ use super::report::{Problem, ProblemKind, Report};
 #[derive(Debug, Default)]
 pub struct Damage {
     /// Frames that cannot be read. Frame `None` means the whole pack.
-    bad: HashSet<Place>,
+    bad: HashSet<PackLocation>,
     /// Noted damage, each with whether the whole pack is missing. The first `judged` of them are
     /// problems already.
     seen: Vec<(PackContents, bool, PackDamage)>,
@@ -37,7 +37,7 @@ impl Damage {
         for damage in damage {
             let pack_name = pack.name();
             if missing || damage.frame.is_some() {
-                self.bad.insert(Place {
+                self.bad.insert(PackLocation {
                     pack: pack_name,
                     frame: damage.frame.filter(|_| !missing),
                 });
@@ -52,8 +52,8 @@ impl Damage {
     }
 
     /// Returns true if the place is known to be unreadable.
-    pub fn is_bad(&self, place: &Place) -> bool {
-        let whole = Place {
+    pub fn is_bad(&self, place: &PackLocation) -> bool {
+        let whole = PackLocation {
             frame: None,
             ..*place
         };
@@ -61,7 +61,7 @@ impl Damage {
     }
 
     /// Returns true if at least one of these copies can be read, as far as is known.
-    pub fn any_good(&self, places: &[Place]) -> bool {
+    pub fn any_good(&self, places: &[PackLocation]) -> bool {
         places.iter().any(|place| !self.is_bad(place))
     }
 
@@ -103,12 +103,12 @@ impl Damage {
 
     /// Returns everything that belongs into quarantine: bad frames, missing packs, and packs that
     /// no longer describe themselves. A refused pack may be whole, and does not belong there.
-    pub fn places(&self) -> HashSet<Place> {
+    pub fn places(&self) -> HashSet<PackLocation> {
         let whole = self
             .seen
             .iter()
             .filter(|(_, _, damage)| damage.frame.is_none() && !damage.refused);
-        let whole = whole.map(|(pack, ..)| Place {
+        let whole = whole.map(|(pack, ..)| PackLocation {
             pack: pack.name(),
             frame: None,
         });
@@ -133,16 +133,16 @@ impl Damage {
     pub fn judge(
         &mut self,
         report: &mut Report,
-        quarantine: &HashSet<Place>,
-        copies: impl Fn(&Prefix) -> Vec<Place>,
+        quarantine: &HashSet<PackLocation>,
+        copies: impl Fn(&Prefix) -> Vec<PackLocation>,
     ) {
         let judged = std::mem::replace(&mut self.judged, self.seen.len());
         for (pack, missing, damage) in &self.seen[judged..] {
-            let place = Place {
+            let place = PackLocation {
                 pack: pack.name(),
                 frame: damage.frame,
             };
-            let whole = Place {
+            let whole = PackLocation {
                 frame: None,
                 ..place
             };
@@ -156,8 +156,9 @@ impl Damage {
             let mut only_here = 0u64;
             for blob in in_place {
                 let all = copies(&blob.prefix);
-                let elsewhere =
-                    |copy: &&Place| copy.pack != place.pack || copy.frame != Some(blob.frame);
+                let elsewhere = |copy: &&PackLocation| {
+                    copy.pack != place.pack || copy.frame != Some(blob.frame)
+                };
                 if !all.iter().filter(elsewhere).any(|copy| !self.is_bad(copy)) {
                     only_here += 1;
                     if !damage.refused {

@@ -3,15 +3,15 @@
 //! Owns the parsing of keys (FORMAT.md, "Objects and their names") as far as the chunker does not
 //! own it. Decides nothing about the objects.
 
+use bkfs_chunker::crypto::{Class, Config, SlotName};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{Class, Config, SlotName};
 use bkfs_store::PROBE_PREFIX;
 
 use crate::root::state::{ROOT_KEY, SessionId};
 
 /// The object that a key names.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub enum Place {
+pub enum NamedObject {
     /// The config object.
     Config,
     /// The root.
@@ -38,29 +38,31 @@ pub enum Place {
 }
 
 /// Returns the object that `key` names.
-pub fn place_of(key: &str) -> Place {
+pub fn place_of(key: &str) -> NamedObject {
     if key == Config::KEY {
-        return Place::Config;
+        return NamedObject::Config;
     }
     if key == ROOT_KEY {
-        return Place::Root;
+        return NamedObject::Root;
     }
     if key.starts_with(PROBE_PREFIX) {
-        return Place::Probe;
+        return NamedObject::Probe;
     }
     if let Some(slot) = SlotName::from_key(key) {
-        return Place::Slot(slot);
+        return NamedObject::Slot(slot);
     }
     if let Ok((class, name)) = PackName::from_key(key) {
-        return Place::Named(class, name);
+        return NamedObject::Named(class, name);
     }
     if let Some(id) = key.strip_prefix("sessions/") {
-        return hexadecimal(id).map_or(Place::Foreign, |id| Place::Session(SessionId(id)));
+        return hexadecimal(id).map_or(NamedObject::Foreign, |id| {
+            NamedObject::Session(SessionId(id))
+        });
     }
-    journal(key).unwrap_or(Place::Foreign)
+    journal(key).unwrap_or(NamedObject::Foreign)
 }
 
-fn journal(key: &str) -> Option<Place> {
+fn journal(key: &str) -> Option<NamedObject> {
     let mut parts = key.strip_prefix("journal/")?.split('/');
     let (volume, session, number) = (parts.next()?, parts.next()?, parts.next()?);
     if parts.next().is_some() || number.is_empty() || number.len() > 20 {
@@ -68,7 +70,7 @@ fn journal(key: &str) -> Option<Place> {
     }
     // The journal module owns how numbers are written. Here they only tell one object from another.
     let digits = number.bytes().all(|byte| byte.is_ascii_hexdigit());
-    Some(Place::Journal {
+    Some(NamedObject::Journal {
         volume: hexadecimal(volume)?,
         session: SessionId(hexadecimal(session)?),
         number: digits

@@ -7,9 +7,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use bkfs_chunker::crypto::Keyring;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
-use bkfs_chunker::seal::Keyring;
 use bkfs_store::Store;
 
 use super::anew::Closed;
@@ -43,7 +43,7 @@ pub(super) async fn mend(
     let holder = HolderInfo::of_this_process(MOUNT_POINT);
     let session = OpenSession::open(handle, holder, None, &SystemProcesses).await?;
     let made = async {
-        let ingest = Ingest::new(findings.depot.clone(), session.id().0);
+        let ingest = Ingest::new(findings.content_store.clone(), session.id().0);
         let mut change = Mend {
             session: session.id(),
             index: IndexChange {

@@ -17,7 +17,7 @@
 //! | [`contents`] | walks packs: every blob, every reference |
 //! | [`strays`] | commits that no root knows |
 //! | [`journals`] | heartbeats and journals of sessions |
-//! | [`grounds`] | commits that the spools of ended sessions follow |
+//! | [`recovery_bases`] | commits that the spools of ended sessions follow |
 //! | [`rebuild`] | computes a new root from the remains (pure) |
 //! | `abandon` | forgotten snapshots that a repair gives up |
 //! | [`anew`] | restores objects that only collection needs |
@@ -44,7 +44,6 @@ pub mod blame;
 pub mod check;
 pub mod collect;
 pub mod contents;
-pub mod grounds;
 pub mod heal;
 pub mod journals;
 pub mod judge;
@@ -54,6 +53,7 @@ pub mod options;
 pub mod orphans;
 pub mod quarantine;
 pub mod rebuild;
+pub mod recovery_bases;
 mod refusal;
 mod refused;
 pub mod repair;

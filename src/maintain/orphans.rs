@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use bkfs_chunker::crypto::Class;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
 use bkfs_chunker::verify::PackContents;
 
 use super::layout::{self, place_of};
@@ -27,24 +27,26 @@ pub fn count_orphans(
     for (key, bytes) in bucket {
         let orphans = &mut report.orphans;
         let (needed, count, session) = match place_of(key) {
-            layout::Place::Config | layout::Place::Root | layout::Place::Slot(_) => continue,
-            layout::Place::Session(id) => (is_at_work(id.0), &mut orphans.sessions, id.0),
-            layout::Place::Journal { session, .. } => {
+            layout::NamedObject::Config
+            | layout::NamedObject::Root
+            | layout::NamedObject::Slot(_) => continue,
+            layout::NamedObject::Session(id) => (is_at_work(id.0), &mut orphans.sessions, id.0),
+            layout::NamedObject::Journal { session, .. } => {
                 (is_at_work(session.0), &mut orphans.journals, session.0)
             }
-            layout::Place::Named(Class::List, name) => {
+            layout::NamedObject::Named(Class::List, name) => {
                 (lists.contains(&name), &mut orphans.lists, name.session)
             }
-            layout::Place::Named(Class::Index, name) => {
+            layout::NamedObject::Named(Class::Index, name) => {
                 let needed = indexes.contains(&name);
                 (needed, &mut orphans.indexes, name.session)
             }
-            layout::Place::Named(_, name) => {
+            layout::NamedObject::Named(_, name) => {
                 let needed = packs.contains_key(&name) || condemned.contains(&name);
                 (needed, &mut orphans.packs, name.session)
             }
-            layout::Place::Probe => (false, &mut orphans.probes, 0),
-            layout::Place::Foreign => (false, &mut orphans.foreign, 0),
+            layout::NamedObject::Probe => (false, &mut orphans.probes, 0),
+            layout::NamedObject::Foreign => (false, &mut orphans.foreign, 0),
         };
         if needed {
             continue;

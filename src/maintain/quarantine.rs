@@ -6,8 +6,8 @@
 use std::collections::HashSet;
 
 use async_trait::async_trait;
-use bkfs_chunker::catalog::Place;
-use bkfs_chunker::depot::Depot;
+use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::ingest::Ingest;
 
 use super::sealing::IngestLists;
@@ -31,13 +31,13 @@ use crate::root::state::{HolderInfo, Root, SessionId};
 pub async fn add(
     handle: &RootHandle,
     lists: &Lists,
-    depot: &Depot,
+    content_store: &ContentStore,
     holder: HolderInfo,
     processes: &dyn Processes,
-    places: &[Place],
+    places: &[PackLocation],
 ) -> Result<(), RootError> {
     let session = OpenSession::open(handle, holder, None, processes).await?;
-    let ingest = Ingest::new(depot.clone(), session.id().0);
+    let ingest = Ingest::new(content_store.clone(), session.id().0);
     let mut change = Quarantine {
         session: session.id(),
         lists,
@@ -55,7 +55,7 @@ struct Quarantine<'a> {
     session: SessionId,
     lists: &'a Lists,
     ingest: &'a Ingest,
-    places: &'a [Place],
+    places: &'a [PackLocation],
 }
 
 #[async_trait]
@@ -68,9 +68,9 @@ impl Transition for Quarantine<'_> {
 
     async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
         let shards = self.lists.quarantine_shards(&next.quarantine).await?;
-        let known: HashSet<Place> = self.lists.quarantine(next).await?;
+        let known: HashSet<PackLocation> = self.lists.quarantine(next).await?;
         let new = self.places.iter().filter(|place| !known.contains(place));
-        let entry = |place: &Place| QuarantineEntry {
+        let entry = |place: &PackLocation| QuarantineEntry {
             pack: place.pack,
             frame: place.frame,
         };

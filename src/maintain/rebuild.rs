@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
+use bkfs_chunker::crypto::RepositoryId;
 use bkfs_chunker::id::Id;
-use bkfs_chunker::seal::RepositoryId;
 
 use crate::root::chain::Chain;
 use crate::root::record::CommitRecord;

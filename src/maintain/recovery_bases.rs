@@ -4,17 +4,21 @@
 //! Owns the way from a ground of the root to its commit record, and the name of a ground in
 //! reports.
 
-use bkfs_chunker::depot::Depot;
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::content_store::ContentStore;
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::{Id, Kind};
 
 use crate::root::error::RootError;
 use crate::root::record::CommitRecord;
-use crate::root::state::Ground;
+use crate::root::state::RecoveryBase;
 
 /// Returns the name of a ground in reports.
-pub fn name_of(ground: &Ground) -> String {
-    let (session, host, volume) = (ground.session, ground.host(), &ground.volume);
+pub fn name_of(recovery_base: &RecoveryBase) -> String {
+    let (session, host, volume) = (
+        recovery_base.session,
+        recovery_base.host(),
+        &recovery_base.volume,
+    );
     format!("the spool on host {host} (ended session {session} of volume {volume})")
 }
 
@@ -23,13 +27,16 @@ pub fn name_of(ground: &Ground) -> String {
 ///
 /// # Errors
 /// [`RootError::Content`] if the store as a whole cannot be read (`Store`, `Stalled`).
-pub async fn record_of(depot: &Depot, id: Id) -> Result<Option<CommitRecord>, RootError> {
-    match depot.read_blob(Kind::Commit, id).await {
+pub async fn record_of(
+    content_store: &ContentStore,
+    id: Id,
+) -> Result<Option<CommitRecord>, RootError> {
+    match content_store.read_blob(Kind::Commit, id).await {
         Ok(bytes) => Ok(CommitRecord::decode(&bytes).ok()),
-        Err(DepotError::Store(error)) if !error.is_of_one_object() => {
-            Err(DepotError::Store(error).into())
+        Err(ContentError::Store(error)) if !error.is_of_one_object() => {
+            Err(ContentError::Store(error).into())
         }
-        Err(error @ DepotError::Stalled { .. }) => Err(error.into()),
+        Err(error @ ContentError::Stalled { .. }) => Err(error.into()),
         Err(_) => Ok(None),
     }
 }

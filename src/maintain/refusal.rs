@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use bkfs_chunker::seal::{Class, HEADER_LEN, Header, Keyring, OpenError};
+use bkfs_chunker::crypto::{Class, HEADER_LEN, Header, Keyring, OpenError};
 use bkfs_store::{Store, StoreError, StoreErrorKind, Version};
 
 use super::check::Findings;

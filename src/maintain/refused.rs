@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bkfs_chunker::seal::Config;
+use bkfs_chunker::crypto::Config;
 use bkfs_store::{Layer, ObjectInfo, Store, StoreError, StoreErrorKind, Version};
 use bytes::Bytes;
 

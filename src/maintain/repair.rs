@@ -10,11 +10,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use bkfs_chunker::catalog::Place;
+use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::crypto::{Class, Features, Keyring};
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{Class, Features, Keyring};
 use bkfs_store::{Store, StoreErrorKind};
 
 use super::abandon::{self, Broken};
@@ -29,13 +29,13 @@ use super::refusal::{may_be_replaced, refuse, refuse_newer_keys};
 use super::repair_plan::RepairPlan;
 use super::reread::require_lost;
 use super::sealing::listed;
+use crate::root::ended_sessions::set_aside;
 use crate::root::error::RootError;
 use crate::root::repository::probe;
 use crate::root::retry::random;
 use crate::root::sent::Sent;
 use crate::root::snapshots::QuarantineEntry;
 use crate::root::state::{ROOT_KEY, Root, SessionId};
-use crate::root::victims::set_aside;
 
 /// How often packs that do not belong to anything are left out and the rest is looked at again.
 const ROUNDS_MAX: u32 = 8;
@@ -92,12 +92,18 @@ async fn tips(findings: &Findings) -> Result<BTreeMap<String, Id>, RootError> {
     }
     for (volume, records) in rebuild::candidates(&findings.learned.records) {
         for (id, record) in &records {
-            let places = findings.depot.places(id);
-            let is_held = |place: &Place| findings.indexed.packs.contains_key(&place.pack);
+            let places = findings.content_store.places(id);
+            let is_held = |place: &PackLocation| findings.indexed.packs.contains_key(&place.pack);
             let proven = places.iter().any(is_held)
                 || match record.tree {
                     Some(tree) => {
-                        reach(&findings.depot, tree, &mut HashSet::new(), &mut |_| ()).await?
+                        reach(
+                            &findings.content_store,
+                            tree,
+                            &mut HashSet::new(),
+                            &mut |_| (),
+                        )
+                        .await?
                     }
                     None => true,
                 };
@@ -141,11 +147,11 @@ async fn strangers(
     let mut seen = HashSet::new();
     for tree in trees {
         let mut visit = |id: Id| {
-            for place in findings.depot.places(&id) {
+            for place in findings.content_store.places(&id) {
                 open.remove(&place.pack);
             }
         };
-        reach(&findings.depot, tree, &mut seen, &mut visit).await?;
+        reach(&findings.content_store, tree, &mut seen, &mut visit).await?;
     }
     Ok(open)
 }
@@ -238,15 +244,15 @@ fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Repai
         let of = history.first().map(|(_, record)| record.volume.clone());
         // Snapshots beside the chain: what an index object holds was stored with all that it needs.
         history.extend(records.iter().filter(|(id, record)| {
-            let places = findings.depot.places(id);
-            let is_held = |place: &Place| findings.indexed.packs.contains_key(&place.pack);
+            let places = findings.content_store.places(id);
+            let is_held = |place: &PackLocation| findings.indexed.packs.contains_key(&place.pack);
             record.is_beside() && Some(&record.volume) == of.as_ref() && places.iter().any(is_held)
         }));
         let listed = &findings.leftover_snapshots;
         let generations = rebuild::generations(&history, &known);
         // What was collected since does not come back: its tree is in no live pack.
         history.retain(|(_, record)| {
-            let is_live = |tree: &Id| !findings.depot.places(tree).is_empty();
+            let is_live = |tree: &Id| !findings.content_store.places(tree).is_empty();
             record.tree.as_ref().is_none_or(is_live)
         });
         let (kept, trash) = rebuild::snapshots(&history, listed, &generations, &mut taken);
@@ -265,7 +271,7 @@ fn plan_root(
 ) {
     let mut journals: BTreeSet<Left> = BTreeSet::new();
     for key in findings.bucket.keys() {
-        let layout::Place::Journal {
+        let layout::NamedObject::Journal {
             volume, session, ..
         } = layout::place_of(key)
         else {
@@ -328,9 +334,9 @@ fn plan_journals(findings: &Findings, plan: &mut RepairPlan) {
 
 fn plan_quarantine(findings: &Findings, plan: &mut RepairPlan) {
     let known = &findings.listed.quarantine;
-    let mut found: Vec<Place> = findings.damage.places().into_iter().collect();
+    let mut found: Vec<PackLocation> = findings.damage.places().into_iter().collect();
     found.retain(|place| {
-        let whole = Place {
+        let whole = PackLocation {
             frame: None,
             ..*place
         };
@@ -346,7 +352,7 @@ fn plan_quarantine(findings: &Findings, plan: &mut RepairPlan) {
     ));
     found.sort();
     found.dedup();
-    let entry = |place: Place| QuarantineEntry {
+    let entry = |place: PackLocation| QuarantineEntry {
         pack: place.pack,
         frame: place.frame,
     };
@@ -422,7 +428,7 @@ async fn write_root(
         entry.rebuilt = !whole.contains(&entry.commit);
     }
     let ingest = Ingest::new(
-        findings.depot.clone(),
+        findings.content_store.clone(),
         u64::from_le_bytes(random(&*options.entropy)),
     );
     root.index = ingest.put_index(&plan.packs).await?;

@@ -7,15 +7,15 @@
 
 use std::sync::Arc;
 
-use bkfs_chunker::error::DepotError;
-use bkfs_chunker::seal::{Class, Keyring};
+use bkfs_chunker::crypto::{Class, Keyring};
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::verify::Verifier;
 use bkfs_store::Store;
 use futures::StreamExt;
 
 use super::abandon;
 use super::check::Findings;
-use super::layout::{Place, place_of};
+use super::layout::{NamedObject, place_of};
 use super::options::CheckOptions;
 use super::refused::Refusals;
 use super::repair_plan::RepairPlan;
@@ -76,7 +76,7 @@ pub(super) async fn require_lost(
 }
 
 /// Returns an error that names `object` if it was read.
-fn stays_lost<T>(object: impl ToString, read: Result<T, DepotError>) -> Result<(), RootError> {
+fn stays_lost<T>(object: impl ToString, read: Result<T, ContentError>) -> Result<(), RootError> {
     match read {
         Ok(_) => Err(no_longer_lost(object)),
         Err(error) => as_problem(error).map(drop),
@@ -150,13 +150,15 @@ impl Again<'_> {
     async fn read(&self, key: &str) -> Result<(), RootError> {
         let verifier = self.scan.verifier;
         match place_of(key) {
-            Place::Named(class @ (Class::DataPack | Class::MetadataPack), name) => {
+            NamedObject::Named(class @ (Class::DataPack | Class::MetadataPack), name) => {
                 let bytes = self.findings.bucket.get(key).copied().unwrap_or(0);
                 stays_lost(key, verifier.describe(name, class, bytes).await)
             }
-            Place::Named(Class::Index, name) => stays_lost(key, verifier.index_of(name).await),
-            Place::Named(class, _) => stays_lost(key, verifier.object(class, key).await),
-            Place::Session(_) => stays_lost(key, verifier.object(Class::Session, key).await),
+            NamedObject::Named(Class::Index, name) => {
+                stays_lost(key, verifier.index_of(name).await)
+            }
+            NamedObject::Named(class, _) => stays_lost(key, verifier.object(class, key).await),
+            NamedObject::Session(_) => stays_lost(key, verifier.object(Class::Session, key).await),
             _ => Ok(()),
         }
     }

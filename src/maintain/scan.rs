@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use bkfs_chunker::catalog::{IndexRef, Place};
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::catalog::{IndexRef, PackLocation};
+use bkfs_chunker::crypto::{Class, Config, Keyring, OpenError, Slot};
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{Class, Config, Keyring, OpenError, Slot};
 use bkfs_chunker::verify::{PackContents, Verifier};
 use bkfs_store::lock::LockRule;
 use bkfs_store::{Store, StoreError, StoreErrorKind};
@@ -56,7 +56,7 @@ pub struct Listed {
     /// Condemned packs.
     pub condemned: HashSet<PackName>,
     /// Places in quarantine.
-    pub quarantine: HashSet<Place>,
+    pub quarantine: HashSet<PackLocation>,
     /// Lists of snapshots or trash that cannot be read.
     pub lost: Vec<ListRef>,
     /// Condemned packs whose list cannot be read.
@@ -82,21 +82,21 @@ pub struct Indexed {
 ///
 /// # Errors
 /// Errors of the store that are not about one object.
-pub fn as_problem(error: DepotError) -> Result<Problem, RootError> {
+pub fn as_problem(error: ContentError) -> Result<Problem, RootError> {
     match error {
-        DepotError::Missing { object } => Ok(Problem::new(
+        ContentError::Missing { object } => Ok(Problem::new(
             object,
             ProblemKind::Missing,
             "it is missing from the bucket",
         )),
-        DepotError::Damaged { object, what } => {
+        ContentError::Damaged { object, what } => {
             Ok(Problem::new(object, ProblemKind::Damaged, what))
         }
         // The config was read, so its format is known: another stated format is a later change.
-        DepotError::Unreadable { object, source } => {
+        ContentError::Unreadable { object, source } => {
             Ok(Problem::new(object, ProblemKind::Damaged, source))
         }
-        DepotError::Store(error) if error.is_of_one_object() => Ok(unread(&error)),
+        ContentError::Store(error) if error.is_of_one_object() => Ok(unread(&error)),
         error => Err(error.into()),
     }
 }
@@ -214,7 +214,7 @@ impl Scan<'_> {
         }
         let mut slots = 0;
         for (key, size) in bucket {
-            let layout::Place::Slot(name) = place_of(key) else {
+            let layout::NamedObject::Slot(name) = place_of(key) else {
                 continue;
             };
             if *size > Slot::OBJECT_LEN_MAX {
@@ -406,7 +406,7 @@ impl Scan<'_> {
             match lists.quarantine_shards(&[*list]).await {
                 Ok(shards) => {
                     let entries = shards.iter().flat_map(|shard| shard.iter());
-                    listed.quarantine.extend(entries.map(|entry| Place {
+                    listed.quarantine.extend(entries.map(|entry| PackLocation {
                         pack: entry.pack,
                         frame: entry.frame,
                     }));
@@ -479,8 +479,8 @@ impl Scan<'_> {
         let (mut snapshots, mut epoch) = (Vec::new(), 0);
         for key in bucket.keys() {
             let (class, name) = match place_of(key) {
-                layout::Place::Named(class, name) => (class, Some(name)),
-                layout::Place::Session(_) => (Class::Session, None),
+                layout::NamedObject::Named(class, name) => (class, Some(name)),
+                layout::NamedObject::Session(_) => (Class::Session, None),
                 _ => continue,
             };
             if let (Class::Index, Some(name)) = (class, name) {
@@ -533,9 +533,10 @@ impl Scan<'_> {
         let packs = bucket
             .iter()
             .filter_map(|(key, bytes)| match place_of(key) {
-                layout::Place::Named(class @ (Class::DataPack | Class::MetadataPack), name) => {
-                    (!known(&name)).then_some((class, name, *bytes))
-                }
+                layout::NamedObject::Named(
+                    class @ (Class::DataPack | Class::MetadataPack),
+                    name,
+                ) => (!known(&name)).then_some((class, name, *bytes)),
                 _ => None,
             });
         let reads = packs.map(|(class, name, bytes)| async move {

@@ -7,14 +7,14 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::crypto::Class;
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
 use bkfs_chunker::verify::{Found, PackContents, Verifier};
 use futures::StreamExt;
 
-use super::layout::{Place, place_of};
+use super::layout::{NamedObject, place_of};
 use super::report::Stray;
 use crate::root::error::RootError;
 use crate::root::record::CommitRecord;
@@ -43,7 +43,9 @@ pub async fn find(
     let packs = bucket
         .iter()
         .filter_map(|(key, bytes)| match place_of(key) {
-            Place::Named(Class::MetadataPack, name) if is_stray(&name) => Some((name, *bytes)),
+            NamedObject::Named(Class::MetadataPack, name) if is_stray(&name) => {
+                Some((name, *bytes))
+            }
             _ => None,
         });
     let reads = packs
@@ -86,13 +88,13 @@ async fn records(
         if has_record(&pack) {
             verifier.walk(&pack, &mut visit).await?;
         }
-        Ok::<_, DepotError>(())
+        Ok::<_, ContentError>(())
     };
     match read.await {
-        Err(DepotError::Store(error)) if !error.is_not_found() && !error.is_of_one_object() => {
-            Err(DepotError::Store(error).into())
+        Err(ContentError::Store(error)) if !error.is_not_found() && !error.is_of_one_object() => {
+            Err(ContentError::Store(error).into())
         }
-        Err(error @ DepotError::Stalled { .. }) => Err(error.into()),
+        Err(error @ ContentError::Stalled { .. }) => Err(error.into()),
         // The pack was deleted since the bucket was listed, or was not written to its end.
         Err(_) | Ok(()) => Ok(found),
     }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use bkfs_chunker::pack::PackName;
 use proptest::prelude::*;
 
-use super::layout::{Place, place_of};
+use super::layout::{NamedObject, place_of};
 use super::report::{FILES_MAX, PROBLEMS_MAX, Problem, ProblemKind, Report};
 use super::sample::Sample;
 use crate::root::state::SessionId;
@@ -43,21 +43,21 @@ fn samples_take_about_as_many_as_asked_for_and_others_next_time() {
 #[test]
 fn keys_are_what_they_are() {
     let session = SessionId(0x0123_4567_89ab_cdef);
-    assert_eq!(place_of("root"), Place::Root);
-    assert_eq!(place_of("config"), Place::Config);
-    assert_eq!(place_of(&session.key()), Place::Session(session));
+    assert_eq!(place_of("root"), NamedObject::Root);
+    assert_eq!(place_of("config"), NamedObject::Config);
+    assert_eq!(place_of(&session.key()), NamedObject::Session(session));
     let key = "journal/00000000000000ff/0123456789abcdef/1a";
     let number = 0x1a;
     let volume = 0xff;
     assert_eq!(
         place_of(key),
-        Place::Journal {
+        NamedObject::Journal {
             volume,
             session,
             number
         }
     );
-    assert_eq!(place_of("probe/1-2-three"), Place::Probe);
+    assert_eq!(place_of("probe/1-2-three"), NamedObject::Probe);
     for foreign in [
         "",
         "roots",
@@ -66,7 +66,7 @@ fn keys_are_what_they_are() {
         "journal/1/2/3",
         "data/x",
     ] {
-        assert_eq!(place_of(foreign), Place::Foreign, "{foreign}");
+        assert_eq!(place_of(foreign), NamedObject::Foreign, "{foreign}");
     }
 }
 

@@ -94,8 +94,8 @@ impl BaseKeeper {
             .require_live(self.session)
             .map_err(RootError::from)?;
         let condemned = self.repository.lists.condemned(&view.root).await?;
-        let depot = &self.repository.depot;
-        let loaded = depot.load_index(&view.root.index, &condemned).await;
+        let content_store = &self.repository.content_store;
+        let loaded = content_store.load_index(&view.root.index, &condemned).await;
         loaded.map_err(RootError::from)?;
         if volume.has_uncovered() || self.leans_on_condemned(volume) {
             volume.commit().await?;
@@ -115,7 +115,7 @@ impl BaseKeeper {
         // relied-on set.
         let relied: Vec<PackName> = volume.ingest().relied_on().into_iter().collect();
         let has_rescued = self.publisher.has_rescued.load(Ordering::SeqCst);
-        let depot = &self.repository.depot;
-        has_rescued && volume.is_dirty() || !depot.not_live(&relied).is_empty()
+        let content_store = &self.repository.content_store;
+        has_rescued && volume.is_dirty() || !content_store.not_live(&relied).is_empty()
     }
 }

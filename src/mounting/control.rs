@@ -11,9 +11,9 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::mounting::keeper::Keeper;
 use crate::mounting::scrubbing::Scrubbing;
 use crate::mounting::spooling::SpoolNews;
+use crate::mounting::supervisor::MountSupervisor;
 use crate::outage::fails_in;
 use crate::repository::Repository;
 use crate::root::state::HolderInfo;
@@ -22,7 +22,7 @@ use crate::vfs::live::Current;
 use crate::vfs::special::Control;
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
-use crate::volume::publish::{Committed, SnapshotRequest};
+use crate::volume::publish::{CommitOutcome, SnapshotRequest};
 use crate::volume::unsaved::Unsaved;
 
 /// How long changes wait, from the end of the commit, for an announced unmount.
@@ -40,7 +40,7 @@ pub struct MountControl {
     /// The present view of the mount.
     pub(super) current: Arc<Current>,
     /// Keeps the mount writable; `None` if it is read-only.
-    pub(super) keeper: Option<Arc<Keeper>>,
+    pub(super) supervisor: Option<Arc<MountSupervisor>>,
     /// Background verification, if it was requested.
     pub(super) scrubbing: Option<Arc<Scrubbing>>,
     /// This process.
@@ -75,7 +75,7 @@ enum Request {
 
 impl MountControl {
     async fn carry_out(&self, request: Request) -> Result<Value, VolumeError> {
-        let (Some(volume), Some(keeper)) = (self.current.volume(), &self.keeper) else {
+        let (Some(volume), Some(supervisor)) = (self.current.volume(), &self.supervisor) else {
             return match request {
                 Request::Snapshot { .. } => Err(VolumeError::ReadOnly),
                 Request::Status {} => Ok(self.facts()),
@@ -97,7 +97,7 @@ impl MountControl {
                 Ok(facts)
             }
             Request::Acknowledge {} => {
-                let (lost, news) = keeper.acknowledge().await.map_err(|error| {
+                let (lost, news) = supervisor.acknowledge().await.map_err(|error| {
                     VolumeError::Commit(format!("the mount cannot go on: {error}"))
                 })?;
                 let [recovered, stranded] = of_spools(&news);
@@ -127,7 +127,7 @@ impl MountControl {
 
     /// Status of the store.
     fn store(&self, outage: Option<&Outage>) -> Value {
-        let metrics = self.repository.depot.metrics();
+        let metrics = self.repository.content_store.metrics();
         let dirty = self.current.volume().map(|volume| volume.dirty());
         let waiting =
             dirty.unwrap_or_default().bytes + metrics.pending_bytes + metrics.spool_waiting_bytes;
@@ -166,11 +166,11 @@ impl MountControl {
             (None, None) => "healthy",
         };
         let losses = self
-            .keeper
+            .supervisor
             .as_ref()
-            .map(|keeper| keeper.losses())
+            .map(|supervisor| supervisor.losses())
             .unwrap_or_default();
-        let news = self.keeper.as_ref().map(|keeper| keeper.news());
+        let news = self.supervisor.as_ref().map(|supervisor| supervisor.news());
         let [recovered, stranded] = of_spools(&news.unwrap_or_default());
         json!({
             "repository": self.repository.url,
@@ -210,7 +210,7 @@ impl MountControl {
     }
 
     fn counters(&self) -> serde_json::Map<String, Value> {
-        match serde_json::to_value(self.repository.depot.metrics()) {
+        match serde_json::to_value(self.repository.content_store.metrics()) {
             Ok(Value::Object(counters)) => counters,
             _ => serde_json::Map::new(),
         }
@@ -270,7 +270,10 @@ impl Drop for Freeze {
 
 /// Commits everything. Freezes the volume from before the commit until [`FREEZE`] after it, however
 /// long the commit takes: the unmount finds exactly the committed state.
-async fn drain(volume: &Arc<Volume>, drains: &Arc<AtomicU64>) -> Result<Committed, VolumeError> {
+async fn drain(
+    volume: &Arc<Volume>,
+    drains: &Arc<AtomicU64>,
+) -> Result<CommitOutcome, VolumeError> {
     let freeze = Freeze::begin(volume, drains);
     let committed = volume.commit().await?;
     tokio::spawn(async move {

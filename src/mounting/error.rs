@@ -5,7 +5,7 @@
 
 use std::io;
 
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::spool::SpoolError;
 
 use crate::root::error::RootError;
@@ -65,7 +65,7 @@ pub enum SpoolingError {
         /// The spool.
         path: String,
         /// The cause.
-        source: DepotError,
+        source: ContentError,
     },
     /// Acknowledged data is damaged in a spool, and is nowhere else. No object of it was sent.
     #[error(
@@ -88,8 +88,7 @@ pub enum SpoolingError {
 impl SpoolingError {
     /// Whether acknowledged data is damaged.
     pub fn is_damage(&self) -> bool {
-        let is_spool =
-            |error: &DepotError| matches!(error, DepotError::Spool(damaged) if is_damaged(damaged));
+        let is_spool = |error: &ContentError| matches!(error, ContentError::Spool(damaged) if is_damaged(damaged));
         match self {
             Self::Damaged { .. } => true,
             Self::Replay { source, .. } => is_spool(source),

@@ -22,10 +22,10 @@ use crate::mounting::ending::{Deadline, KEEPING, LEAVING, keep_ahead};
 use crate::mounting::error::MountingError;
 use crate::mounting::following::Following;
 use crate::mounting::history::Snapshots;
-use crate::mounting::keeper::Keeper;
 use crate::mounting::scrubbing::Scrubbing;
 use crate::mounting::settings::Settings;
 use crate::mounting::spool_place::SpoolPlace;
+use crate::mounting::supervisor::MountSupervisor;
 use crate::mounting::writing::Writing;
 use crate::repository::Repository;
 use crate::root::state::HolderInfo;
@@ -45,7 +45,6 @@ pub mod error;
 mod following;
 pub(crate) mod format;
 pub mod history;
-mod keeper;
 pub mod outcome;
 pub mod publish;
 pub mod recovery;
@@ -54,6 +53,7 @@ pub mod settings;
 mod spool_id;
 pub mod spool_place;
 pub mod spooling;
+mod supervisor;
 mod survey;
 pub mod takeover;
 pub mod uploads;
@@ -64,7 +64,7 @@ mod writing;
 pub const SESSION_END: &str = "(bkfs session end)";
 
 /// Plan of a mount.
-pub struct Plan {
+pub struct MountPlan {
     /// The repository.
     pub repository: Arc<Repository>,
     /// The mount point.
@@ -117,7 +117,7 @@ impl Ending {
 pub struct Assembled {
     /// Serves requests.
     pub vfs: BkfsVfs,
-    keeper: Option<Arc<Keeper>>,
+    supervisor: Option<Arc<MountSupervisor>>,
     /// Follows new commits, in a read-only mount of a volume. Ends with the mount.
     following: Option<Following>,
     scrubbing: Option<Arc<Scrubbing>>,
@@ -126,14 +126,14 @@ pub struct Assembled {
 impl Assembled {
     /// Returns the volume, if the mount is writable.
     pub fn volume(&self) -> Option<Arc<Volume>> {
-        self.keeper.as_ref()?.current().volume()
+        self.supervisor.as_ref()?.current().volume()
     }
 
     /// Fate of spools whose sessions another machine had ended.
     pub fn spool_news(&self) -> spooling::SpoolNews {
-        self.keeper
+        self.supervisor
             .as_ref()
-            .map(|keeper| keeper.news())
+            .map(|supervisor| supervisor.news())
             .unwrap_or_default()
     }
 
@@ -164,12 +164,12 @@ impl Assembled {
         if let Some(scrubbing) = &self.scrubbing {
             scrubbing.stop();
         }
-        let Some(keeper) = self.keeper else {
+        let Some(supervisor) = self.supervisor else {
             return Ok(());
         };
         tokio::select! {
             biased;
-            finished = keeper.finish(deadline) => finished,
+            finished = supervisor.finish(deadline) => finished,
             () = deadline.passed_by(KEEPING + 2 * LEAVING) => Err(VolumeError::Commit(
                 "the mount did not end in time: what is not in the bucket may be lost".into(),
             )
@@ -188,7 +188,7 @@ impl Assembled {
     }
 }
 
-impl Plan {
+impl MountPlan {
     /// Returns the plan of `bkfs session end`: bring the spools of dead sessions into the bucket,
     /// take the volume, and replay the operations that its session had acknowledged. A place of 0
     /// bytes keeps no new data.
@@ -197,8 +197,8 @@ impl Plan {
         volume: String,
         steal: bool,
         spool: Option<SpoolPlace>,
-    ) -> Plan {
-        Plan {
+    ) -> MountPlan {
+        MountPlan {
             repository,
             mount_point: PathBuf::from(SESSION_END),
             options: MountOptions::default(),
@@ -220,25 +220,26 @@ impl Plan {
     /// [`MountingError::Root`], [`MountingError::Volume`], [`MountingError::Spool`] from the start
     /// of a writer; [`MountingError::Root`] from that of a reader.
     pub async fn assemble(&self, runtime: &Handle) -> Result<Assembled, MountingError> {
-        let (current, keeper) = if self.is_read_only() {
+        let (current, supervisor) = if self.is_read_only() {
             let reader = self.reader().await?;
             self.repository.bear_refusals();
             (Current::new(reader), None)
         } else {
-            let keeper =
-                Keeper::begin(self.writing(), self.steal, self.settings.accept_loss).await?;
-            (keeper.current().clone(), Some(keeper))
+            let supervisor =
+                MountSupervisor::begin(self.writing(), self.steal, self.settings.accept_loss)
+                    .await?;
+            (supervisor.current().clone(), Some(supervisor))
         };
         let scrubbing = self.scrubbing(runtime).map(Arc::new);
-        let is_followed = keeper.is_none() && self.settings.snapshot.is_none();
+        let is_followed = supervisor.is_none() && self.settings.snapshot.is_none();
         let following = is_followed.then(|| {
             let (repository, volume) = (self.repository.clone(), self.volume.clone());
             Following::begin(repository, volume, current.clone())
         });
-        let parts = self.parts(runtime, current, keeper.clone(), scrubbing.clone());
+        let parts = self.parts(runtime, current, supervisor.clone(), scrubbing.clone());
         Ok(Assembled {
             vfs: BkfsVfs::new(parts),
-            keeper,
+            supervisor,
             following,
             scrubbing,
         })
@@ -270,8 +271,8 @@ impl Plan {
         config.options.flags.read_only = self.is_read_only();
         match bkfs_fuse::mount(Arc::new(assembled.vfs.clone()), &self.mount_point, &config) {
             Ok(session) => {
-                if let Some(keeper) = &assembled.keeper {
-                    keeper.current().tell_kernel_by(session.notifier());
+                if let Some(supervisor) = &assembled.supervisor {
+                    supervisor.current().tell_kernel_by(session.notifier());
                 }
                 if let Some(following) = &assembled.following {
                     following.tell_kernel_by(session.notifier());
@@ -307,10 +308,10 @@ impl Plan {
         &self,
         runtime: &Handle,
         current: Arc<Current>,
-        keeper: Option<Arc<Keeper>>,
+        supervisor: Option<Arc<MountSupervisor>>,
         scrubbing: Option<Arc<Scrubbing>>,
     ) -> MountParts {
-        let lifetimes = match (&keeper, &self.settings.snapshot) {
+        let lifetimes = match (&supervisor, &self.settings.snapshot) {
             (Some(_), _) => Lifetimes::OWNED,
             (None, Some(_)) => Lifetimes::FROZEN,
             (None, None) => Lifetimes::FOLLOWING,
@@ -319,7 +320,7 @@ impl Plan {
             repository: self.repository.clone(),
             volume_name: self.volume.clone(),
             current: current.clone(),
-            keeper,
+            supervisor,
             scrubbing,
             holder: self.holder(),
             since: control::time_text(self.repository.machine.clock.now()),

@@ -1,7 +1,7 @@
 //! Adapters from a volume to the root.
 //!
 //! - [`Publisher`]: the volume's [`Publish`] over the root's committer.
-//! - [`Journals`]: the volume's [`Journal`] over the root's journal writer.
+//! - [`SessionJournals`]: the volume's [`JournalSink`] over the root's journal writer.
 //!
 //! The way from the root to the chunker is `uploads`.
 
@@ -15,13 +15,13 @@ use bkfs_chunker::ingest::{Ingest, Mark};
 use crate::clock::Clock;
 use crate::mounting::history::Snapshots;
 use crate::mounting::uploads::IngestUploads;
-use crate::root::commit::{CommitRequest, Committed as Decided, Committer};
+use crate::root::commit::{CommitRequest, RootCommit as Decided, RootCommitter};
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::journal::{JournalEntry, JournalWriter};
-use crate::root::snapshots::SnapshotRequest;
+use crate::root::snapshots::NewSnapshot;
 use crate::root::state::HolderInfo;
-use crate::volume::entry::{Entry, Journal};
-use crate::volume::publish::{Committed, Publication, Publish, PublishError};
+use crate::volume::entry::{Entry, JournalSink};
+use crate::volume::publish::{CommitOutcome, Publication, Publish, PublishError};
 use crate::volume::rescue::rescue;
 
 /// Time limit for finding out the outcome of a commit whose answer was lost. By then the store has
@@ -34,7 +34,7 @@ pub const RESCUES_MAX: u32 = 8;
 /// Publishes the commits of one volume.
 pub struct Publisher {
     /// Makes the commits of the session that holds the volume.
-    pub committer: Committer<IngestUploads>,
+    pub committer: RootCommitter<IngestUploads>,
     /// The holder of the session: snapshots carry its host and user.
     pub holder: HolderInfo,
     /// The snapshots that the mount shows.
@@ -52,11 +52,11 @@ pub struct Publisher {
 
 #[async_trait]
 impl Publish for Publisher {
-    async fn publish(&self, publication: Publication) -> Result<Committed, PublishError> {
+    async fn publish(&self, publication: Publication) -> Result<CommitOutcome, PublishError> {
         let now = self.clock.now();
         let clock = jiff::Timestamp::new(now.seconds, now.nanoseconds as i32)
             .unwrap_or(jiff::Timestamp::UNIX_EPOCH);
-        let snapshot = publication.snapshot.map(|request| SnapshotRequest {
+        let snapshot = publication.snapshot.map(|request| NewSnapshot {
             name: request.name,
             host: self.holder.host.clone(),
             user: self.holder.user.clone(),
@@ -88,7 +88,7 @@ impl Publish for Publisher {
         if wants_snapshot {
             self.history.changed();
         }
-        Ok(Committed {
+        Ok(CommitOutcome {
             generation: committed.generation,
             snapshot: committed.snapshot.map(|entry| entry.name),
         })
@@ -129,10 +129,10 @@ impl Publisher {
 }
 
 /// The journals of one session, as a volume writes them.
-pub struct Journals(pub Arc<JournalWriter>);
+pub struct SessionJournals(pub Arc<JournalWriter>);
 
 #[async_trait]
-impl Journal for Journals {
+impl JournalSink for SessionJournals {
     fn settle(&self, entry: Entry) -> Result<(), PublishError> {
         let operations = entry.first..=entry.last;
         let entry = JournalEntry::new(operations, entry.packs, entry.operations);

@@ -3,7 +3,7 @@
 //!
 //! Owns: the steps from a spool to a snapshot `recovered-SESSION` of the volume, and that doing
 //! them twice makes one snapshot. Does not own: on which commit the journals stand
-//! (`root::ground`), carrying them out (`volume::replay`), nor how a snapshot that is no
+//! (`root::recovery_base`), carrying them out (`volume::replay`), nor how a snapshot that is no
 //! commit of the volume gets into the root (`root::commit`).
 //!
 //! No root names the session any more, so its packs are garbage. A session of maintenance, which
@@ -15,7 +15,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::extent::Target;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::{Delivered, Ingest, NamedPack};
@@ -27,18 +27,18 @@ use crate::mounting::format;
 use crate::mounting::publish::classify;
 use crate::mounting::uploads::IngestUploads;
 use crate::mounting::writing::{Writing, limits};
-use crate::root::commit::{CommitRequest, Committer as RootCommitter};
+use crate::root::commit::{CommitRequest, RootCommitter};
 use crate::root::error::RootError;
-use crate::root::ground::{Ground, GroundError, KeptJournals};
 use crate::root::kept::journal_number;
 use crate::root::record::CommitRecord;
+use crate::root::recovery_base::{KeptJournals, RecoveryBase, RecoveryBaseError};
 use crate::root::session::OpenSession;
-use crate::root::snapshots::SnapshotRequest as RootRequest;
+use crate::root::snapshots::NewSnapshot as RootRequest;
 use crate::root::state::{HolderInfo, Root, SessionId};
-use crate::volume::commit::Committer;
+use crate::volume::commit::CommitTask;
 use crate::volume::error::VolumeError;
 use crate::volume::operations::{Content, Operations};
-use crate::volume::publish::{Committed, Publication, Publish, PublishError, SnapshotRequest};
+use crate::volume::publish::{CommitOutcome, Publication, Publish, PublishError, SnapshotRequest};
 use crate::volume::state::Totals;
 use crate::volume::view::View;
 use crate::volume::{Volume, VolumeParts, rescue};
@@ -60,10 +60,10 @@ pub struct Recovered {
 pub enum RecoveryError {
     /// There is no tree to stand on.
     #[error(transparent)]
-    Ground(#[from] GroundError),
+    RecoveryBase(#[from] RecoveryBaseError),
     /// Something that the journals refer to is gone.
     #[error("what they follow is no more in the repository ({0})")]
-    Gone(DepotError),
+    Gone(ContentError),
     /// A journal that was acknowledged is damaged in the spool, and may be in no commit.
     #[error("the journal {path} is damaged")]
     Damaged {
@@ -84,8 +84,8 @@ pub enum RecoveryError {
     Volume(#[from] VolumeError),
 }
 
-impl From<DepotError> for RecoveryError {
-    fn from(error: DepotError) -> Self {
+impl From<ContentError> for RecoveryError {
+    fn from(error: ContentError) -> Self {
         match error.wants_newer_root() {
             true => Self::Gone(error),
             false => Self::Volume(error.into()),
@@ -118,7 +118,7 @@ pub(super) async fn recover(
     writing: &Writing,
     accepts_loss: bool,
 ) -> Result<Rescued, RecoveryError> {
-    let Journals { whole, damaged } = journals(left).await?;
+    let SpooledJournals { whole, damaged } = journals(left).await?;
     let accepts_loss = accepts_loss && is_of_volume(left, writing, &whole)?;
     let last = whole.last().map_or("", |(key, _)| key.as_str());
     let damage = |(_, path): &(String, String)| RecoveryError::Damaged { path: path.clone() };
@@ -139,7 +139,7 @@ pub(super) async fn recover(
     }
     let accepted = accepts_loss.then_some(behind);
     match recover_whole(left, writing, &whole, accepted).await {
-        Err(RecoveryError::Ground(GroundError::Gap { .. })) if !damaged.is_empty() => {
+        Err(RecoveryError::RecoveryBase(RecoveryBaseError::Gap { .. })) if !damaged.is_empty() => {
             Err(damage(&damaged[0]))
         }
         done => done,
@@ -237,13 +237,13 @@ async fn recover_whole(
         snapshot: snapshot_name(session),
     };
     let read = |id| async move {
-        let bytes = repository.depot.read_blob(Kind::Commit, id).await?;
+        let bytes = repository.content_store.read_blob(Kind::Commit, id).await?;
         CommitRecord::decode(&bytes)
             .map_err(|reason| RootError::damaged(&format!("commit record {id}"), reason))
     };
-    let ground = stand(&mut kept, &root, read, gap_accepted).await?;
+    let recovery_base = stand(&mut kept, &root, read, gap_accepted).await?;
     let damage = gap.or(behind);
-    let Some(ground) = ground else {
+    let Some(recovery_base) = recovery_base else {
         return Ok(Rescued { made: None, damage });
     };
     if damage.is_some() {
@@ -255,10 +255,10 @@ async fn recover_whole(
     let recovery = Recovery {
         left,
         writing,
-        ingest: Arc::new(Ingest::new(repository.depot.clone(), open.id().0)),
+        ingest: Arc::new(Ingest::new(repository.content_store.clone(), open.id().0)),
         session: open.id(),
         kept,
-        ground,
+        recovery_base,
     };
     let done = recovery.make(&made.snapshot).await;
     if let Err(stays) = open.end().await {
@@ -276,7 +276,7 @@ async fn stand<F>(
     root: &Root,
     read: impl Fn(Id) -> F,
     gap: Option<&mut Option<String>>,
-) -> Result<Option<Ground>, GroundError>
+) -> Result<Option<RecoveryBase>, RecoveryBaseError>
 where
     F: Future<Output = Result<CommitRecord, RootError>>,
 {
@@ -285,7 +285,7 @@ where
     };
     let mut all = kept.clone();
     match kept.stand(root, &read).await {
-        Err(error @ GroundError::Gap { from, .. }) => {
+        Err(error @ RecoveryBaseError::Gap { from, .. }) => {
             *gap = Some(error.to_string());
             all.entries.retain(|entry| entry.last < from);
             *kept = all;
@@ -296,14 +296,14 @@ where
 }
 
 /// The journals in a spool, in order.
-struct Journals {
+struct SpooledJournals {
     /// Key and bytes.
     whole: Vec<(String, bytes::Bytes)>,
     /// Key and file of the others.
     damaged: Vec<(String, String)>,
 }
 
-async fn journals(left: &Leftover) -> Result<Journals, SpoolError> {
+async fn journals(left: &Leftover) -> Result<SpooledJournals, SpoolError> {
     let (mut whole, mut damaged) = (Vec::new(), Vec::new());
     for object in left.objects() {
         if object.key.starts_with("journal/") {
@@ -318,7 +318,7 @@ async fn journals(left: &Leftover) -> Result<Journals, SpoolError> {
     whole.dedup();
     damaged.sort();
     damaged.retain(|(key, _)| whole.iter().all(|(other, _)| other != key));
-    Ok(Journals { whole, damaged })
+    Ok(SpooledJournals { whole, damaged })
 }
 
 /// One recovery under way.
@@ -328,7 +328,7 @@ struct Recovery<'a> {
     ingest: Arc<Ingest>,
     session: SessionId,
     kept: KeptJournals,
-    ground: Ground,
+    recovery_base: RecoveryBase,
 }
 
 impl Recovery<'_> {
@@ -343,7 +343,7 @@ impl Recovery<'_> {
             .map(|entry| Operations::decode(&entry.operations))
             .collect();
         let operations = operations.map_err(RecoveryError::Malformed)?;
-        let tree = match self.ground.tree {
+        let tree = match self.recovery_base.tree {
             Some(tree) => {
                 self.ingest.adopt_blob(Kind::Node, tree)?;
                 tree
@@ -352,21 +352,21 @@ impl Recovery<'_> {
         };
         self.bring(&operations).await?;
         let totals = Totals {
-            inodes: self.ground.inodes,
-            bytes: self.ground.bytes,
+            inodes: self.recovery_base.inodes,
+            bytes: self.recovery_base.bytes,
         };
         let (volume, requests) = Volume::new(VolumeParts {
             view: View::live(repository.nodes.clone(), tree, totals),
             ingest: self.ingest.clone(),
             clock: repository.machine.clock.clone(),
             limits: limits(self.writing.memory_bytes),
-            next_inode: self.ground.next_inode,
+            next_inode: self.recovery_base.next_inode,
         });
         volume.replay(&operations).await?;
         format::reap_orphans(&volume, None).await?;
         let publisher = Arc::new(self.publisher());
         let generation = repository.handle.current().root.generation;
-        let committer = Committer::new(volume.clone(), publisher, requests, generation);
+        let committer = CommitTask::new(volume.clone(), publisher, requests, generation);
         let (stop, stopped) = oneshot::channel::<()>();
         let committer = tokio::spawn(committer.run(async {
             let _ = stopped.await;
@@ -425,7 +425,9 @@ impl Recovery<'_> {
         // being deleted. Lists of chunks bring theirs with them.
         for (kind, id) in segments.drain().chain(chunks.drain()) {
             match rescue::ensure(&self.ingest, kind, id).await {
-                Err(VolumeError::Depot(error)) => return Err(DepotError::clone(&error).into()),
+                Err(VolumeError::ContentStore(error)) => {
+                    return Err(ContentError::clone(&error).into());
+                }
                 done => done?,
             }
         }
@@ -438,7 +440,7 @@ impl Recovery<'_> {
         for (kind, id) in wanted.drain() {
             match self.ingest.adopt_blob(kind, id) {
                 Ok(()) => {}
-                Err(DepotError::Unknown { .. }) => {
+                Err(ContentError::Unknown { .. }) => {
                     missing.insert((kind, id));
                 }
                 Err(error) => return Err(error.into()),
@@ -500,7 +502,7 @@ impl Recovery<'_> {
                 self.session,
                 &self.kept.volume,
                 uploads,
-                self.ground.commit,
+                self.recovery_base.commit,
             )
             .claiming(vec![self.kept.session]),
             holder: self.writing.holder.clone(),
@@ -518,7 +520,7 @@ struct SnapshotBeside {
 
 #[async_trait]
 impl Publish for SnapshotBeside {
-    async fn publish(&self, publication: Publication) -> Result<Committed, PublishError> {
+    async fn publish(&self, publication: Publication) -> Result<CommitOutcome, PublishError> {
         let Some(wanted) = publication.snapshot else {
             return Err(PublishError::Lost("only as a snapshot".to_owned()));
         };
@@ -542,7 +544,7 @@ impl Publish for SnapshotBeside {
             }),
         };
         let committed = self.committer.commit(request).await.map_err(classify)?;
-        Ok(Committed {
+        Ok(CommitOutcome {
             generation: committed.generation,
             snapshot: committed.snapshot.map(|entry| entry.name),
         })

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bkfs_chunker::catalog::Place;
+use bkfs_chunker::catalog::PackLocation;
 use bkfs_chunker::verify::{Verifier, VerifierConfig};
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -54,16 +54,16 @@ impl Scrubbing {
         read_only: bool,
         runtime: &Handle,
     ) -> Result<Self, RootError> {
-        let depot = &repository.depot;
+        let content_store = &repository.content_store;
         let config = VerifierConfig {
             downloads: 1,
-            workers: depot.config().workers.min(1),
+            workers: content_store.config().workers.min(1),
             memory_bytes: MEMORY_BYTES,
-            timeout_ms: depot.config().timeout_ms,
+            timeout_ms: content_store.config().timeout_ms,
         };
-        let keyring = depot.keyring().clone();
+        let keyring = content_store.keyring().clone();
         let verifier = Verifier::new(
-            depot.store().clone(),
+            content_store.store().clone(),
             keyring.clone(),
             repository.machine.entropy.clone(),
             &config,
@@ -114,7 +114,7 @@ struct Mount {
 
 #[async_trait]
 impl Surroundings for Mount {
-    async fn quarantine(&self, places: &[Place]) -> Result<bool, RootError> {
+    async fn quarantine(&self, places: &[PackLocation]) -> Result<bool, RootError> {
         if self.read_only {
             return Ok(false);
         }
@@ -122,7 +122,7 @@ impl Surroundings for Mount {
         quarantine::add(
             &repository.handle,
             &repository.lists,
-            &repository.depot,
+            &repository.content_store,
             self.holder.clone(),
             repository.machine.processes.as_ref(),
             places,
@@ -132,7 +132,7 @@ impl Surroundings for Mount {
     }
 
     fn traffic_bytes(&self) -> u64 {
-        let metrics = self.repository.depot.metrics();
+        let metrics = self.repository.content_store.metrics();
         metrics.bytes_in + metrics.bytes_fetched
     }
 }

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bkfs_chunker::depot::Compression;
-use bkfs_chunker::seal::SlotName;
+use bkfs_chunker::content_store::Compression;
+use bkfs_chunker::crypto::SlotName;
 use bkfs_fuse::options::OtherOption;
-use bkfs_store::pace::Rates;
+use bkfs_store::rate_limit::Rates;
 
 use crate::vfs::{CloseMode, DedupMode};
 

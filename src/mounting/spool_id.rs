@@ -43,12 +43,13 @@ impl Listed {
         let sessions = sessions
             .filter(|(_, session)| is_ending(session))
             .map(|(id, session)| (*id, session.spool));
-        let grounds = root.grounds().iter();
-        let grounds = grounds.map(|ground| (ground.session, ground.spool));
+        let recovery_bases = root.recovery_bases().iter();
+        let recovery_bases =
+            recovery_bases.map(|recovery_base| (recovery_base.session, recovery_base.spool));
         let is_empty = |(id, spool): &(SessionId, Option<SpoolId>)| {
             spool.is_some_and(|spool| self.ids.contains(&spool)) && !self.sessions.contains(id)
         };
-        let empty = sessions.chain(grounds).filter(is_empty);
+        let empty = sessions.chain(recovery_bases).filter(is_empty);
         empty.map(|(id, _)| id).collect()
     }
 }
@@ -128,8 +129,8 @@ fn parse(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::root::state::Ground;
-    use bkfs_chunker::seal::RepositoryId;
+    use crate::root::state::RecoveryBase;
+    use bkfs_chunker::crypto::RepositoryId;
     use bkfs_store::disk::Disk;
     use bkfs_testing::disk::SimulatedDisk;
     use bkfs_testing::entropy::SeededEntropy;
@@ -173,13 +174,13 @@ mod tests {
         let image = number(&place, "a", 1).await;
         let copy = number(&place, "b", 2).await;
         assert_ne!(copy, image);
-        let ground = |session, spool| Ground {
+        let recovery_base = |session, spool| RecoveryBase {
             session: SessionId(session),
             spool: Some(spool),
-            ..Ground::default()
+            ..RecoveryBase::default()
         };
         let mut root = Root::witnessed(RepositoryId([7; 16]), [1; 16]);
-        root.grounds = Some(vec![ground(1, image), ground(2, copy)]);
+        root.recovery_bases = Some(vec![recovery_base(1, image), recovery_base(2, copy)]);
         for (here, own) in [("a", 1), ("b", 2)] {
             let listed = place.list(&machine(here)).await.expect("listed");
             assert_eq!(listed.empty(&root), [SessionId(own)], "on machine {here}");
@@ -208,16 +209,16 @@ mod tests {
         let here = number(&place, "a", 1).await;
         let kept = place.root.join(format!("{:016x}", 2));
         disk.make_directory(&kept).await.expect("made");
-        let ground = |session, spool| Ground {
+        let recovery_base = |session, spool| RecoveryBase {
             session: SessionId(session),
             spool: Some(SpoolId(spool)),
-            ..Ground::default()
+            ..RecoveryBase::default()
         };
         let mut root = Root::witnessed(RepositoryId([7; 16]), [1; 16]);
-        root.grounds = Some(vec![
-            ground(1, here.0),
-            ground(2, here.0),
-            ground(3, here.0 ^ 1),
+        root.recovery_bases = Some(vec![
+            recovery_base(1, here.0),
+            recovery_base(2, here.0),
+            recovery_base(3, here.0 ^ 1),
         ]);
         let listed = place.list(&machine("a")).await.expect("listed");
         assert_eq!(listed.empty(&root), [SessionId(1)]);

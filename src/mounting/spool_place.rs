@@ -41,7 +41,7 @@ impl SpoolPlace {
             tracing::warn!("without HOME or XDG_STATE_HOME there is no place for a spool");
             return Ok(None);
         };
-        let id = repository.depot.keyring().repository().to_string();
+        let id = repository.content_store.keyring().repository().to_string();
         let root = state.join("spool").join(id);
         check_place(&root, mount_point)?;
         Ok(Some(Self {

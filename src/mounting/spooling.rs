@@ -12,7 +12,7 @@ use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::spool::{LeftObject, Leftover, ReplayProgress, Spool, leftovers};
 use tokio::time::Instant;
 
@@ -285,7 +285,7 @@ async fn bring(
     left: &Leftover,
     objects: &[&LeftObject],
     repository: &Repository,
-) -> Result<(), DepotError> {
+) -> Result<(), ContentError> {
     let total: u64 = objects.iter().map(|object| object.length).sum();
     let (path, count) = (left.directory().display(), objects.len());
     tracing::warn!(
@@ -294,7 +294,7 @@ async fn bring(
     );
     let begin = Instant::now();
     let progress = ReplayProgress::default();
-    let mut work = pin!(left.replay(&repository.depot, objects, &progress));
+    let mut work = pin!(left.replay(&repository.content_store, objects, &progress));
     loop {
         tokio::select! {
             biased;
@@ -349,8 +349,9 @@ pub(super) async fn discard(
             is_safe,
             damage,
         } = brought;
-        let mut victims = open.victims().iter();
-        if is_safe || victims.any(|victim| victim.session.0 == left.session()) {
+        let mut ended_sessions = open.ended_sessions().iter();
+        if is_safe || ended_sessions.any(|ended_session| ended_session.session.0 == left.session())
+        {
             let_go(left, damage, news).await;
         } else {
             rescue(left, writing, accepts_loss, news).await;

@@ -44,7 +44,7 @@ pub struct Losses {
 }
 
 /// Supervisor of a writable mount.
-pub(super) struct Keeper {
+pub(super) struct MountSupervisor {
     writing: Writing,
     current: Arc<Current>,
     writer: tokio::sync::Mutex<Option<Writer>>,
@@ -54,7 +54,7 @@ pub(super) struct Keeper {
     news: Mutex<SpoolNews>,
 }
 
-impl Keeper {
+impl MountSupervisor {
     /// Enters the root and starts to write.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ impl Keeper {
         let losses = Arc::new(Mutex::new(Losses::default()));
         let volume = live.volume.as_ref();
         let listing = volume.map(|volume| watch_losses(volume, &losses));
-        Ok(Arc::new(Keeper {
+        Ok(Arc::new(MountSupervisor {
             writing,
             current: Current::new(live),
             writer: tokio::sync::Mutex::new(Some(writer)),

@@ -93,13 +93,13 @@ impl fmt::Display for Damage {
 }
 
 /// A journal of the spool.
-struct Journal<'a> {
+struct SpooledJournal<'a> {
     object: &'a LeftObject,
     /// What it says, or why it cannot be read.
     read: Result<KeptJournal, String>,
 }
 
-impl Journal<'_> {
+impl SpooledJournal<'_> {
     fn path(&self) -> String {
         self.object.path().display().to_string()
     }
@@ -140,8 +140,8 @@ async fn read_journals<'a>(
     left: &Leftover,
     named: &'a [LeftObject],
     handle: &RootHandle,
-) -> Result<BTreeMap<u64, Journal<'a>>, SpoolError> {
-    let mut found: BTreeMap<u64, Journal<'a>> = BTreeMap::new();
+) -> Result<BTreeMap<u64, SpooledJournal<'a>>, SpoolError> {
+    let mut found: BTreeMap<u64, SpooledJournal<'a>> = BTreeMap::new();
     for object in named {
         let Some(number) = journal_number(&object.key) else {
             continue;
@@ -155,7 +155,7 @@ async fn read_journals<'a>(
         };
         let is_better = found.get(&number).is_none_or(|other| other.read.is_err());
         if is_better {
-            found.insert(number, Journal { object, read });
+            found.insert(number, SpooledJournal { object, read });
         }
     }
     Ok(found)
@@ -187,7 +187,7 @@ struct Judge<'a, 'b> {
     named: &'a [LeftObject],
     handle: &'b RootHandle,
     covered: Covered,
-    journals: BTreeMap<u64, Journal<'a>>,
+    journals: BTreeMap<u64, SpooledJournal<'a>>,
     /// Whole files that are no journals, by key.
     whole: HashMap<&'a str, &'a LeftObject>,
 }
@@ -224,7 +224,7 @@ impl<'a> Judge<'a, '_> {
     async fn unreadable(
         &self,
         number: u64,
-        journal: &Journal<'_>,
+        journal: &SpooledJournal<'_>,
     ) -> Result<Option<Damage>, RootError> {
         let mut later = self.journals.range(number..).filter_map(|(_, journal)| {
             let read = journal.read.as_ref();
@@ -247,7 +247,7 @@ impl<'a> Judge<'a, '_> {
         &self,
         number: u64,
         before: Option<u64>,
-        journal: &Journal<'_>,
+        journal: &SpooledJournal<'_>,
     ) -> Result<Option<String>, RootError> {
         let is_next = before.is_some_and(|before| before + 1 == number);
         let first = journal.read.as_ref().map_or(0, |read| read.first);
@@ -286,7 +286,7 @@ impl<'a> Judge<'a, '_> {
         Ok(absent.into_iter().flatten().collect())
     }
 
-    fn lost_pack(&self, key: String, journal: &Journal<'_>) -> Damage {
+    fn lost_pack(&self, key: String, journal: &SpooledJournal<'_>) -> Damage {
         let mut objects = self.named.iter();
         let file = objects.find(|object| object.key == key);
         Damage::Pack {

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use bkfs_chunker::depot::Depot;
+use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::ingest::NamedPack;
 
 use crate::mounting::error::MountingError;
@@ -29,24 +29,24 @@ use crate::volume::rescue;
 /// operations cannot be replayed, or the packs not be read.
 pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<Replayed>, MountingError> {
     take_packs(volume, open).await?;
-    for victim in open.victims() {
-        let mut journals = Vec::with_capacity(victim.entries.len());
-        for entry in &victim.entries {
+    for ended_session in open.ended_sessions() {
+        let mut journals = Vec::with_capacity(ended_session.entries.len());
+        for entry in &ended_session.entries {
             let damaged = |reason| {
-                let object = format!("journal of session {}", victim.session);
+                let object = format!("journal of session {}", ended_session.session);
                 RootError::damaged(&object, reason)
             };
             journals.push(Operations::decode(&entry.operations).map_err(damaged)?);
         }
         volume.replay(&journals).await?;
-        if let Some(last) = victim.entries.last() {
-            tracing::warn!(session = %victim.session, operations = journals.len(), last = last.last,
+        if let Some(last) = ended_session.entries.last() {
+            tracing::warn!(session = %ended_session.session, operations = journals.len(), last = last.last,
                 "carried out what an earlier mount had acknowledged and not committed");
         }
     }
-    let replayed = open.victims().iter().map(|victim| Replayed {
-        session: victim.session,
-        last: victim.entries.last().map_or(0, |entry| entry.last),
+    let replayed = open.ended_sessions().iter().map(|ended_session| Replayed {
+        session: ended_session.session,
+        last: ended_session.entries.last().map_or(0, |entry| entry.last),
     });
     Ok(replayed.collect())
 }
@@ -54,7 +54,10 @@ pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<Replayed>
 /// Makes the packs in the victims' journals this session's own, as far as rule 3 permits: blobs of
 /// packs that a collection has condemned since are stored again.
 async fn take_packs(volume: &Volume, open: &OpenSession) -> Result<(), MountingError> {
-    let entries = open.victims().iter().flat_map(|victim| &victim.entries);
+    let entries = open
+        .ended_sessions()
+        .iter()
+        .flat_map(|ended_session| &ended_session.entries);
     let mut own: Vec<NamedPack> = entries.flat_map(|entry| entry.packs().own).collect();
     own.sort_unstable_by_key(|pack| pack.name);
     own.dedup_by_key(|pack| pack.name);
@@ -72,13 +75,13 @@ pub async fn commit_replayed(
     volume: &Volume,
     open: &OpenSession,
 ) -> Result<(), MountingError> {
-    if open.victims().is_empty() {
+    if open.ended_sessions().is_empty() {
         return Ok(());
     }
     volume.commit().await?;
     // No commit was made if all their operations were covered already.
-    open.remove_victims().await?;
-    handle.forget_journals(open.victims()).await;
+    open.remove_ended_sessions().await?;
+    handle.forget_journals(open.ended_sessions()).await;
     Ok(())
 }
 
@@ -112,8 +115,8 @@ pub async fn end(
 
 /// Reports operations that this machine sent and no commit covers, of sessions that have left the
 /// root. Forgets them once a mount `accepts_loss`. Dropped, it reports them the next time.
-pub async fn tell_uncarried(handle: RootHandle, depot: Depot, accepts_loss: bool) {
-    let lost = match forget_carried(&handle, &depot).await {
+pub async fn tell_uncarried(handle: RootHandle, content_store: ContentStore, accepts_loss: bool) {
+    let lost = match forget_carried(&handle, &content_store).await {
         Ok(lost) => lost,
         Err(error) => {
             tracing::debug!(%error, "whether all that was sent is carried out is left to the next mount");

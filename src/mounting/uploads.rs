@@ -51,11 +51,11 @@ impl Uploads for IngestUploads {
     async fn read_record(&self, root: &Root, id: Id) -> Result<Bytes, RootError> {
         let condemned = self.lists.condemned(root).await?;
         self.ingest
-            .depot()
+            .content_store()
             .load_index(&root.index, &condemned)
             .await?;
         self.ingest
-            .depot()
+            .content_store()
             .read_blob(Kind::Commit, id)
             .await
             .map_err(RootError::from)
@@ -74,10 +74,13 @@ impl Uploads for IngestUploads {
         condemned: &HashSet<PackName>,
         packs: &[PackName],
     ) -> Result<Vec<PackName>, RootError> {
-        self.ingest.depot().load_index(index, condemned).await?;
+        self.ingest
+            .content_store()
+            .load_index(index, condemned)
+            .await?;
         Ok(packs
             .iter()
-            .filter(|pack| !self.ingest.depot().is_live(pack))
+            .filter(|pack| !self.ingest.content_store().is_live(pack))
             .copied()
             .collect())
     }

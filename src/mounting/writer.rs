@@ -1,6 +1,6 @@
 //! The writing part of a mount: session, volume and committer.
 //!
-//! Owns the order in which they start and stop. [`super::keeper`] decides when they are replaced.
+//! Owns the order in which they start and stop. [`super::supervisor`] decides when they are replaced.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -15,25 +15,25 @@ use crate::mounting::base::BaseKeeper;
 use crate::mounting::ending::{Deadline, KEEPING, LEAVING, keep_ahead, name_lost};
 use crate::mounting::error::MountingError;
 use crate::mounting::history::Snapshots;
-use crate::mounting::publish::{Journals, Publisher};
+use crate::mounting::publish::{Publisher, SessionJournals};
 use crate::mounting::spooling::SpoolNews;
 use crate::mounting::uploads::IngestUploads;
 use crate::mounting::writing::{Writing, limits};
 use crate::mounting::{format, spooling, takeover};
 use crate::repository::Repository;
-use crate::root::commit::Committer as RootCommitter;
+use crate::root::commit::RootCommitter;
 use crate::root::error::RootError;
 use crate::root::heartbeat::Standing;
 use crate::root::journal::JournalWriter;
 use crate::root::removal::give_up;
 use crate::root::repository::{probe, probe_lock};
 use crate::root::session::{KnownSpools, OpenSession, VolumeRequest};
-use crate::root::state::{GROUNDS_MAX, Root, SessionId};
+use crate::root::state::{RECOVERY_BASES_MAX, Root, SessionId};
 use crate::vfs::live::Live;
-use crate::volume::commit::Committer;
+use crate::volume::commit::CommitTask;
 use crate::volume::error::VolumeError;
-use crate::volume::journal::{Journaler, keep_everything};
-use crate::volume::publish::Committed;
+use crate::volume::journal::{JournalTask, keep_everything};
+use crate::volume::publish::CommitOutcome;
 use crate::volume::requests::QueuedCommit;
 use crate::volume::state::Totals;
 use crate::volume::view::View;
@@ -55,7 +55,7 @@ pub(super) struct Writer {
 struct Tasks {
     volume: Arc<Volume>,
     stop: Option<oneshot::Sender<()>>,
-    committer: JoinHandle<Result<Committed, VolumeError>>,
+    committer: JoinHandle<Result<CommitOutcome, VolumeError>>,
     journaler: Option<JoinHandle<()>>,
     journals: Arc<JournalWriter>,
     spool: Option<Arc<Spool>>,
@@ -102,8 +102,8 @@ impl Writing {
         let holder = self.holder.clone();
         let processes = self.repository.machine.processes.as_ref();
         let open = OpenSession::open_with(handle, holder, Some(request), processes, known).await?;
-        if let Some(victim) = open.taken_from() {
-            tracing::warn!("volume {} was taken over from {victim}", self.volume);
+        if let Some(ended_session) = open.taken_from() {
+            tracing::warn!("volume {} was taken over from {ended_session}", self.volume);
         }
         spooling::discard(left, &open, self, accepts_loss, &mut news).await;
         Ok((open, news))
@@ -132,7 +132,7 @@ impl Writing {
     /// # Errors
     /// [`MountingError::Spool`] if the spools cannot be listed; errors of the root.
     pub(super) async fn claim_empty(&self) -> Result<(), MountingError> {
-        let empty = self.empty_grounds().await?;
+        let empty = self.empty_recovery_bases().await?;
         if empty.is_empty() {
             return Ok(());
         }
@@ -150,7 +150,7 @@ impl Writing {
     /// Same, by `open`, a session of this mount. It covers the ground of a session that could still
     /// commit when this mount listed the spools, and was killed before it had made its spool.
     async fn claim_left(&self, open: &OpenSession) -> Result<(), MountingError> {
-        let empty = self.empty_grounds().await?;
+        let empty = self.empty_recovery_bases().await?;
         if empty.is_empty() {
             return Ok(());
         }
@@ -158,14 +158,14 @@ impl Writing {
     }
 
     /// Returns ended sessions with grounds whose spools would lie on this machine and are absent.
-    async fn empty_grounds(&self) -> Result<Vec<SessionId>, MountingError> {
+    async fn empty_recovery_bases(&self) -> Result<Vec<SessionId>, MountingError> {
         let view = self.repository.handle.current();
-        let is_any = !view.root.grounds().is_empty();
+        let is_any = !view.root.recovery_bases().is_empty();
         let Some(place) = self.spool.as_ref().filter(|_| is_any) else {
             return Ok(Vec::new());
         };
         let mut empty = place.list(&self.holder).await?.empty(&view.root);
-        empty.retain(|session| view.root.ground_of(*session).is_some());
+        empty.retain(|session| view.root.recovery_base_of(*session).is_some());
         Ok(empty)
     }
 
@@ -189,7 +189,7 @@ impl Writing {
                 if let Ok(Err(error)) = claimed {
                     tracing::debug!("an empty spool is left to the next mount: {error}");
                 }
-                name_grounds(&self.repository.handle.current().root);
+                name_recovery_bases(&self.repository.handle.current().root);
                 Ok((live, Writer { open, tasks }))
             }
             Err(error) => {
@@ -248,8 +248,8 @@ impl Writing {
             held.map_err(RootError::from)?;
         }
         let session = session.0;
-        let depot = self.repository.depot.clone();
-        Ok(Arc::new(Ingest::with_spool(depot, session, spool)))
+        let content_store = self.repository.content_store.clone();
+        Ok(Arc::new(Ingest::with_spool(content_store, session, spool)))
     }
 
     /// Returns the snapshots that the mount shows, and that `open` makes and forgets.
@@ -268,14 +268,14 @@ impl Writing {
         let repository = &self.repository;
         let journals = JournalWriter::new(repository.handle.clone(), open.id(), &self.volume)
             .with_spool(spool)
-            .reporting_to(&repository.depot);
+            .reporting_to(&repository.content_store);
         Arc::new(journals)
     }
 
     /// Reports in the background the operations that this machine sent and no commit covers.
     fn tell_uncarried(&self, accepts_loss: bool) -> Ended {
-        let (handle, depot) = (&self.repository.handle, &self.repository.depot);
-        let told = takeover::tell_uncarried(handle.clone(), depot.clone(), accepts_loss);
+        let (handle, content_store) = (&self.repository.handle, &self.repository.content_store);
+        let told = takeover::tell_uncarried(handle.clone(), content_store.clone(), accepts_loss);
         Ended(tokio::spawn(told))
     }
 
@@ -320,13 +320,14 @@ impl Writing {
         let base = BaseKeeper::new(repository, open, &volume, &publisher);
         let (stop, stopped) = oneshot::channel();
         let generation = repository.handle.current().root.generation;
-        let committer = Committer::new(volume.clone(), publisher, requests, generation);
+        let committer = CommitTask::new(volume.clone(), publisher, requests, generation);
         let committer = tokio::spawn(committer.run(async {
             // A sender that is dropped means the same.
             let _ = stopped.await;
         }));
         takeover::commit_replayed(handle, &volume, open).await?;
-        let journaler = Journaler::new(volume.clone(), Arc::new(Journals(journals.clone())));
+        let journaler =
+            JournalTask::new(volume.clone(), Arc::new(SessionJournals(journals.clone())));
         watch_standing(&volume, open);
         watch_session(&volume);
         watch_quarantine(&volume, repository);
@@ -351,13 +352,15 @@ impl Writing {
 }
 
 /// Logs how many spools of ended sessions may hold data that is in no bucket.
-fn name_grounds(root: &Root) {
-    let grounds = root.grounds();
-    let Some(first) = grounds.first() else { return };
+fn name_recovery_bases(root: &Root) {
+    let recovery_bases = root.recovery_bases();
+    let Some(first) = recovery_bases.first() else {
+        return;
+    };
     let (session, host) = (first.session, first.host());
     tracing::warn!(
-        "{} spools of ended sessions (of at most {GROUNDS_MAX}) may hold what was acknowledged, and keep collection from freeing what that may need; the first, of session {session}, is on host {host}: mount there, or see bkfs session list",
-        grounds.len()
+        "{} spools of ended sessions (of at most {RECOVERY_BASES_MAX}) may hold what was acknowledged, and keep collection from freeing what that may need; the first, of session {session}, is on host {host}: mount there, or see bkfs session list",
+        recovery_bases.len()
     );
 }
 
@@ -415,7 +418,7 @@ impl Writer {
 
 impl Tasks {
     /// Makes the last commit. When this returns, no task works for the volume any more.
-    async fn commit(&mut self, deadline: &Deadline) -> Result<Committed, VolumeError> {
+    async fn commit(&mut self, deadline: &Deadline) -> Result<CommitOutcome, VolumeError> {
         // A receiver that is gone has ended by itself.
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());
@@ -447,7 +450,7 @@ impl Tasks {
     /// Moves data that the store did not accept to the spool. Returns an error that says where the
     /// data is.
     async fn keep(&self, error: VolumeError, deadline: &Deadline) -> VolumeError {
-        let journal = Arc::new(Journals(self.journals.clone()));
+        let journal = Arc::new(SessionJournals(self.journals.clone()));
         let kept = match &self.spool {
             None => Err(error.clone()),
             Some(_) => tokio::select! {

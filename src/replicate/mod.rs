@@ -30,15 +30,15 @@ use parking_lot::Mutex;
 use crate::mounting::format;
 use crate::mounting::publish::RESCUES_MAX;
 use crate::mounting::uploads::IngestUploads;
-use crate::replicate::progress::Progress;
+use crate::replicate::progress::CopyProgress;
 use crate::replicate::tree::{Ends, Translation};
 use crate::repository::Repository;
-use crate::root::commit::{CommitRequest, Committed, Committer};
+use crate::root::commit::{CommitRequest, RootCommit, RootCommitter};
 use crate::root::error::RootError;
 use crate::root::record::Replayed;
 use crate::root::repository::{probe, probe_lock};
 use crate::root::session::{OpenSession, VolumeRequest};
-use crate::root::snapshots::{SnapshotEntry, SnapshotList, SnapshotRequest};
+use crate::root::snapshots::{NewSnapshot, SnapshotEntry, SnapshotList};
 use crate::tree::key::{self, Key};
 use crate::tree::map::Tree;
 use crate::volume::ROOT_INODE;
@@ -122,7 +122,7 @@ pub struct Replication<'a> {
     /// many again.
     pub commit_bytes: u64,
     /// Counters for a progress display.
-    pub progress: &'a Progress,
+    pub progress: &'a CopyProgress,
 }
 
 /// A tree of the target that is that of a snapshot, or empty.
@@ -135,7 +135,7 @@ struct Whole {
 }
 
 /// The plan of a copy.
-struct Plan {
+struct CopyPlan {
     /// Requested snapshots, in order of time.
     wanted: Vec<SnapshotEntry>,
     /// Pairs of trees, in the source and in the target, of snapshots that both have; the newest
@@ -178,7 +178,7 @@ impl Replication<'_> {
         copied
     }
 
-    async fn plan(&self) -> Result<Plan, ReplicateError> {
+    async fn plan(&self) -> Result<CopyPlan, ReplicateError> {
         let source = self.from.snapshots().await?;
         let target = self.to.snapshots().await?;
         let mut wanted: Vec<SnapshotEntry> = match self.names {
@@ -189,7 +189,7 @@ impl Replication<'_> {
                 .collect::<Result<_, _>>()?,
         };
         wanted.sort_by_key(|entry| (entry.time, entry.generation));
-        let mut plan = Plan {
+        let mut plan = CopyPlan {
             wanted,
             common: Vec::new(),
             present: HashSet::new(),
@@ -239,7 +239,7 @@ impl Replication<'_> {
     }
 
     /// Registers a session in the target and takes its volume.
-    async fn enter(&self, plan: &Plan) -> Result<Writer, ReplicateError> {
+    async fn enter(&self, plan: &CopyPlan) -> Result<Writer, ReplicateError> {
         let to = self.to;
         let handle = &to.handle;
         let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
@@ -283,24 +283,24 @@ impl Replication<'_> {
     async fn begin(
         &self,
         open: &OpenSession,
-        plan: &Plan,
+        plan: &CopyPlan,
         is_given_up: bool,
-    ) -> Result<(Arc<Ingest>, Committer<IngestUploads>, Whole), ReplicateError> {
+    ) -> Result<(Arc<Ingest>, RootCommitter<IngestUploads>, Whole), ReplicateError> {
         let to = self.to;
         to.load_index_to_write().await?;
         let diverged = || ReplicateError::Diverged {
             volume: self.volume.to_owned(),
         };
         if open
-            .victims()
+            .ended_sessions()
             .iter()
-            .any(|victim| !victim.entries.is_empty())
+            .any(|ended_session| !ended_session.entries.is_empty())
         {
             return Err(ReplicateError::Unreplayed {
                 volume: self.volume.to_owned(),
             });
         }
-        let ingest = Arc::new(Ingest::new(to.depot.clone(), open.id().0));
+        let ingest = Arc::new(Ingest::new(to.content_store.clone(), open.id().0));
         let empty = format::empty_tree(&ingest, &to.nodes).await?;
         let head = to.volume_entry(self.volume).tree;
         let is_copy =
@@ -315,12 +315,12 @@ impl Replication<'_> {
             lists: to.lists.clone(),
         });
         // Checked above: these sessions have acknowledged nothing.
-        let victims = open.victims().iter().map(|victim| Replayed {
-            session: victim.session,
+        let ended_sessions = open.ended_sessions().iter().map(|ended_session| Replayed {
+            session: ended_session.session,
             last: 0,
         });
-        let victims = victims.collect();
-        let committer = Committer::new(
+        let ended_sessions = ended_sessions.collect();
+        let committer = RootCommitter::new(
             to.handle.clone(),
             to.lists.clone(),
             open.id(),
@@ -333,7 +333,7 @@ impl Replication<'_> {
             is_nothing: true,
         };
         let whole = plan.common.last().map_or(nothing, |(_, there)| *there);
-        Ok((ingest, committer.replaying(victims), whole))
+        Ok((ingest, committer.replaying(ended_sessions), whole))
     }
 
     /// Returns true if a tree of the target is that of a volume that was mounted and never used: it
@@ -352,7 +352,7 @@ impl Replication<'_> {
     async fn copy_all(
         &self,
         writer: &Writer,
-        plan: Plan,
+        plan: CopyPlan,
         done: &mut (dyn FnMut(&Outcome) + Send),
     ) -> Result<(), ReplicateError> {
         let mut base = plan.common.last().map(|(here, _)| *here);
@@ -387,9 +387,9 @@ impl Replication<'_> {
         base: Option<Id>,
         source: Id,
         entry: &SnapshotEntry,
-    ) -> Result<Committed, ReplicateError> {
+    ) -> Result<RootCommit, ReplicateError> {
         let tree = self.translate(writer, base, source, entry).await?;
-        let snapshot = SnapshotRequest {
+        let snapshot = NewSnapshot {
             name: Some(entry.name.clone()),
             host: entry.host.clone(),
             user: entry.user.clone(),
@@ -459,7 +459,7 @@ fn command(from: &Repository) -> String {
 struct Writer {
     open: OpenSession,
     ingest: Arc<Ingest>,
-    committer: Committer<IngestUploads>,
+    committer: RootCommitter<IngestUploads>,
     /// The tree of the last snapshot that both sides have, or an empty one.
     whole: Mutex<Whole>,
     next_inode: u64,
@@ -479,8 +479,8 @@ impl Writer {
         &self,
         tree: Id,
         entry: &SnapshotEntry,
-        snapshot: Option<SnapshotRequest>,
-    ) -> Result<Committed, RootError> {
+        snapshot: Option<NewSnapshot>,
+    ) -> Result<RootCommit, RootError> {
         // The tree holds every reference made so far, and no other reference is made during the
         // commit.
         let made = Whole {

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 
 /// Counters of a copy in progress.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct CopyProgress {
     /// Bytes of contents translated.
     pub bytes: AtomicU64,
     /// Items of trees translated.

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::time::{Duration, Instant};
 
-use super::progress::Progress;
+use super::progress::CopyProgress;
 use crate::repository::Repository;
 use crate::tree::apply::apply;
 use crate::tree::diff::Diff;
@@ -76,7 +76,7 @@ pub(super) struct Translation<'a> {
     ingest: Arc<Ingest>,
     changes: Changes,
     tree: Id,
-    progress: &'a Progress,
+    progress: &'a CopyProgress,
     uncommitted_bytes: u64,
     commit_bytes: u64,
     last_commit: Instant,
@@ -91,7 +91,7 @@ impl<'a> Translation<'a> {
         sources: (Option<Id>, Id),
         start: Id,
         commit_bytes: u64,
-        progress: &'a Progress,
+        progress: &'a CopyProgress,
     ) -> Self {
         let source = Tree::new(sources.1);
         let changes = match sources.0 {
@@ -216,7 +216,10 @@ impl<'a> Translation<'a> {
         target: Target,
         group: Vec<(Key, Extent)>,
     ) -> Result<Vec<(Key, Option<Bytes>)>, VolumeError> {
-        let target = self.ingest.import(&self.ends.from.depot, target).await?;
+        let target = self
+            .ingest
+            .import(&self.ends.from.content_store, target)
+            .await?;
         let bytes: u64 = group
             .iter()
             .map(|(_, extent)| u64::from(extent.length))

@@ -33,7 +33,7 @@ pub struct Options {
 
 /// Counters of a restore, for a progress display.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct RestoreProgress {
     /// Inodes made.
     pub inodes: AtomicU64,
     /// Bytes written, with holes counted.
@@ -65,7 +65,7 @@ pub struct Problem {
 pub(super) struct Job {
     pub(super) view: View,
     pub(super) options: Options,
-    pub(super) progress: Arc<Progress>,
+    pub(super) progress: Arc<RestoreProgress>,
     pub(super) permits: Arc<Semaphore>,
     pub(super) problems: Mutex<Vec<Problem>>,
     /// True if the process is root: only root may change owners and make devices.

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use crate::fault;
 use crate::restore::drafts::Drafts;
 use crate::restore::error::RestoreError;
-use crate::restore::job::{Job, Options, Problem, Progress};
+use crate::restore::job::{Job, Options, Problem, RestoreProgress};
 use crate::tree::item::Item;
 use crate::tree::key::Key;
 use crate::volume::ROOT_INODE;
@@ -80,7 +80,7 @@ pub async fn restore(
     inode: u64,
     target: &Path,
     options: Options,
-    progress: Arc<Progress>,
+    progress: Arc<RestoreProgress>,
 ) -> Result<Vec<Problem>, RestoreError> {
     let attributes = view.attributes(Scope::Live, inode).await?;
     let job = Arc::new(Job {
@@ -106,7 +106,7 @@ pub async fn restore(
         return Ok(std::mem::take(&mut *job.problems.lock()));
     } else {
         let (directory, name) = place::target_file(target, options.overwrite)?;
-        let place = walk::Place {
+        let place = walk::Destination {
             directory: &directory,
             name: &name,
             path: target,

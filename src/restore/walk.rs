@@ -132,7 +132,7 @@ pub async fn directory(
 pub async fn single(
     job: &Arc<Job>,
     source: (u64, &Attributes),
-    place: Place<'_>,
+    place: Destination<'_>,
     parts: &mut JoinSet<()>,
 ) {
     make(job, source, place, parts).await;
@@ -140,7 +140,7 @@ pub async fn single(
 
 /// Where an inode is made.
 #[derive(Clone, Copy)]
-pub struct Place<'a> {
+pub struct Destination<'a> {
     /// The open directory.
     pub directory: &'a Arc<OwnedFd>,
     /// The name in the directory.
@@ -303,7 +303,7 @@ impl Walk<'_> {
             {
                 // `is_first` has noted this name as a link to the first one.
             } else {
-                let place = Place {
+                let place = Destination {
                     directory: &filling.fd,
                     name: &name,
                     path: &path,
@@ -339,10 +339,10 @@ impl Links {
 async fn make(
     job: &Arc<Job>,
     (inode, attributes): (u64, &Attributes),
-    place: Place<'_>,
+    place: Destination<'_>,
     parts: &mut JoinSet<()>,
 ) {
-    let Place {
+    let Destination {
         directory,
         name,
         path,

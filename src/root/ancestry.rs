@@ -9,7 +9,7 @@ use super::error::RootError;
 use super::lists::{DirectLists, Lists, put_shard};
 use super::shard::ListRef;
 use super::state::{ROOT_BYTES_MAX, Root};
-use bkfs_chunker::seal::{Class, Keyring};
+use bkfs_chunker::crypto::{Class, Keyring};
 use bkfs_store::Store;
 use std::sync::{Arc, OnceLock};
 

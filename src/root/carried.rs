@@ -12,7 +12,7 @@ use super::record::CommitRecord;
 use super::sent::Sent;
 use super::state::{Root, SessionId};
 use async_trait::async_trait;
-use bkfs_chunker::depot::Depot;
+use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::id::{Id, Kind};
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -83,7 +83,7 @@ pub trait Records: Send + Sync {
 }
 
 #[async_trait]
-impl Records for Depot {
+impl Records for ContentStore {
     async fn record(&self, id: Id) -> Result<Bytes, RootError> {
         Ok(self.read_blob(Kind::Commit, id).await?)
     }

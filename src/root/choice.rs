@@ -8,7 +8,7 @@
 
 use super::blocking::blocking;
 use crate::private;
-use bkfs_chunker::seal::{RepositoryId, SlotName};
+use bkfs_chunker::crypto::{RepositoryId, SlotName};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ pub struct KeyChoice {
 pub(super) struct KnownSlot {
     /// Its name.
     pub(super) name: SlotName,
-    /// [`bkfs_chunker::seal::Slot::fingerprint`].
+    /// [`bkfs_chunker::crypto::Slot::fingerprint`].
     pub(super) fingerprint: [u8; 32],
 }
 

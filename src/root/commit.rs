@@ -19,7 +19,7 @@ use super::handle::{RootHandle, Transition};
 use super::lists::{ListWriter, Lists, put_shard};
 use super::record::{CommitRecord, RecordedSnapshot, Replayed};
 use super::refusal::Refusal;
-use super::snapshots::{SnapshotEntry, SnapshotRequest, new_entry, shards_to_merge};
+use super::snapshots::{NewSnapshot, SnapshotEntry, new_entry, shards_to_merge};
 use super::state::{Root, SessionId, Volume};
 use super::transition::{CommitChange, IndexChange, ListChange};
 use async_trait::async_trait;
@@ -103,12 +103,12 @@ pub struct CommitRequest<M> {
     /// The time on the host's clock.
     pub clock: Timestamp,
     /// The snapshot to make in the same replacement of the root.
-    pub snapshot: Option<SnapshotRequest>,
+    pub snapshot: Option<NewSnapshot>,
 }
 
 /// A commit that is in the root.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Committed {
+pub struct RootCommit {
     /// The generation of the root that made it, or if that is unknown, of a later one.
     pub generation: u64,
     /// Its number among the volume's commits, from 1; 0 for a commit that only makes a snapshot.
@@ -120,7 +120,7 @@ pub struct Committed {
 }
 
 /// Commits one volume for one session, one commit at a time.
-pub struct Committer<U: Uploads> {
+pub struct RootCommitter<U: Uploads> {
     handle: RootHandle,
     lists: Lists,
     session: SessionId,
@@ -131,11 +131,11 @@ pub struct Committer<U: Uploads> {
     /// Ended sessions whose spools hold nothing beyond what is committed here.
     claimed: Vec<SessionId>,
     is_beside: bool,
-    state: Mutex<State<U::Mark>>,
+    state: Mutex<LastCommit<U::Mark>>,
 }
 
 /// State of the volume's last commit in this process.
-struct State<M> {
+struct LastCommit<M> {
     sequence: u64,
     last: Option<Id>,
     /// The commit in progress, or one whose outcome is unknown.
@@ -155,7 +155,7 @@ struct Pending<M> {
     snapshot: Option<SnapshotEntry>,
 }
 
-impl<U: Uploads> Committer<U> {
+impl<U: Uploads> RootCommitter<U> {
     /// Returns the committer of `volume` for `session`, which holds it in the newest known root.
     ///
     /// # Errors
@@ -169,7 +169,7 @@ impl<U: Uploads> Committer<U> {
     ) -> Result<Self, RootError> {
         let view = handle.current();
         let entry = view.root.require_holder(session, volume)?;
-        let state = State {
+        let state = LastCommit {
             sequence: entry.sequence,
             last: entry.commit,
             pending: None,
@@ -205,7 +205,7 @@ impl<U: Uploads> Committer<U> {
             replayed: Vec::new(),
             claimed: Vec::new(),
             is_beside: true,
-            state: Mutex::new(State {
+            state: Mutex::new(LastCommit {
                 sequence: 0,
                 last: parent,
                 pending: None,
@@ -227,7 +227,7 @@ impl<U: Uploads> Committer<U> {
 
     /// Commits a tree, with a snapshot if requested, after settling a commit of unknown outcome.
     /// Cancel safety: dropped, it leaves the root as it was, or the commit pending with an unknown
-    /// outcome, which the next call of this or of [`Committer::settle_pending`] determines.
+    /// outcome, which the next call of this or of [`RootCommitter::settle_pending`] determines.
     ///
     /// # Errors
     /// - [`RootError::Refused`] with [`Refusal::Fenced`]: the session has lost the volume for good.
@@ -236,7 +236,7 @@ impl<U: Uploads> Committer<U> {
     /// - [`RootError::NotAtomic`]: the store acknowledged the commit, and does not show it.
     /// - [`RootError::NameTaken`], [`RootError::Content`], [`RootError::Store`] and others: the
     ///   tree is not committed. The stored contents stay pending for the next commit.
-    pub async fn commit(&self, request: CommitRequest<U::Mark>) -> Result<Committed, RootError> {
+    pub async fn commit(&self, request: CommitRequest<U::Mark>) -> Result<RootCommit, RootError> {
         let mut state = self.state.lock().await;
         self.settle(&mut state).await?;
         let sequence = match self.is_beside {
@@ -269,7 +269,7 @@ impl<U: Uploads> Committer<U> {
         match made {
             Ok(applied) => {
                 self.close(&mut state, true);
-                Ok(Committed {
+                Ok(RootCommit {
                     generation: applied.generation,
                     sequence,
                     record,
@@ -280,13 +280,13 @@ impl<U: Uploads> Committer<U> {
                 if !matches!(error, RootError::OutcomeUnknown { .. }) {
                     self.close(&mut state, false);
                 }
-                Err(self.name_taker(error))
+                Err(self.name_new_holder(error))
             }
         }
     }
 
     /// Adds the holder to a refusal without one: a session that left the root names no volume.
-    fn name_taker(&self, error: RootError) -> RootError {
+    fn name_new_holder(&self, error: RootError) -> RootError {
         match error {
             RootError::Refused(Refusal::Fenced { by: None }) => {
                 match self
@@ -308,17 +308,20 @@ impl<U: Uploads> Committer<U> {
     ///
     /// # Errors
     /// Each leaves the outcome unknown; [`RootError::OutcomeUnknown`] after 4,096 later commits.
-    pub async fn settle_pending(&self) -> Result<Option<Committed>, RootError> {
+    pub async fn settle_pending(&self) -> Result<Option<RootCommit>, RootError> {
         self.settle(&mut *self.state.lock().await).await
     }
 
-    async fn settle(&self, state: &mut State<U::Mark>) -> Result<Option<Committed>, RootError> {
+    async fn settle(
+        &self,
+        state: &mut LastCommit<U::Mark>,
+    ) -> Result<Option<RootCommit>, RootError> {
         let Some(pending) = &state.pending else {
             return Ok(None);
         };
         let view = self.handle.settle().await?;
         let made = self.was_made(&view.root, pending).await?;
-        let committed = made.then(|| Committed {
+        let committed = made.then(|| RootCommit {
             // The first root that holds the commit is unknown, unless the snapshot names it.
             generation: pending
                 .snapshot
@@ -333,7 +336,7 @@ impl<U: Uploads> Committer<U> {
     }
 
     /// Records the outcome of the pending commit.
-    fn close(&self, state: &mut State<U::Mark>, made: bool) {
+    fn close(&self, state: &mut LastCommit<U::Mark>, made: bool) {
         let Some(pending) = state.pending.take() else {
             return;
         };
@@ -413,7 +416,7 @@ impl<U: Uploads> Committer<U> {
 
 /// Step `CommitCas`.
 struct CommitCas<'a, U: Uploads> {
-    committer: &'a Committer<U>,
+    committer: &'a RootCommitter<U>,
     pending: &'a mut Pending<U::Mark>,
     request: &'a CommitRequest<U::Mark>,
 }
@@ -490,7 +493,7 @@ impl<U: Uploads> CommitCas<'_, U> {
         next.change_index(&index)?;
         if let Some(request) = &self.request.snapshot {
             self.pending.snapshot = Some(self.add_snapshot(next, &state, request).await?);
-            next.drop_grounds(&self.committer.claimed);
+            next.drop_recovery_bases(&self.committer.claimed);
         }
         Ok(self.pending.snapshot.clone())
     }
@@ -536,10 +539,10 @@ impl<U: Uploads> CommitCas<'_, U> {
                 return pack.sequence >= floor;
             }
             // A new holder counts replayed sessions' packs as its own when it makes them live.
-            let victim = next.sessions.get(&of);
+            let ended_session = next.sessions.get(&of);
             replayed.iter().any(|replayed| replayed.session == of)
                 && sealed.packs.contains(pack)
-                && victim.is_some_and(|victim| pack.sequence >= victim.floor)
+                && ended_session.is_some_and(|ended_session| pack.sequence >= ended_session.floor)
         };
         // A pack that becomes live must be own, too: below the floor it may be condemned.
         let foreign: Vec<_> = sealed
@@ -570,9 +573,9 @@ impl<U: Uploads> CommitCas<'_, U> {
         &self,
         next: &mut Root,
         state: &Volume,
-        request: &SnapshotRequest,
+        request: &NewSnapshot,
     ) -> Result<SnapshotEntry, RootError> {
-        let Committer {
+        let RootCommitter {
             lists,
             volume,
             uploads,

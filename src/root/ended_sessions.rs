@@ -16,12 +16,12 @@ use super::error::RootError;
 use super::gap::Gap;
 use super::handle::RootHandle;
 use super::journal::{JournalEntry, prefix};
-use super::listing::{Journals, PAGE_KEYS, journal_key, journal_number};
+use super::listing::{JournalListing, PAGE_KEYS, journal_key, journal_number};
 use super::retry;
 use super::sent::Sent;
 use super::state::{Root, Session, SessionId};
 use super::view::RootView;
-use bkfs_chunker::seal::{Class, Keyring};
+use bkfs_chunker::crypto::{Class, Keyring};
 use bkfs_store::{Operation, Store, StoreError, StoreErrorKind};
 use bytes::Bytes;
 use futures::future::join_all;
@@ -44,7 +44,7 @@ pub(crate) const SET_ASIDE: &str = "damaged/";
 
 /// The journals of an ended session that no commit covers.
 #[derive(Clone, Debug)]
-pub struct Victim {
+pub struct EndedSession {
     /// The session.
     pub session: SessionId,
     /// Entries with uncovered operations, in order and without a gap.
@@ -229,7 +229,11 @@ impl<'a> Owner<'a> {
 
     /// Returns the entries of its journals up to the first missing operation. `done` are the keys
     /// of covered journals.
-    fn victim(&self, mut found: BTreeMap<u64, JournalEntry>, done: Vec<String>) -> Victim {
+    fn ended_session(
+        &self,
+        mut found: BTreeMap<u64, JournalEntry>,
+        done: Vec<String>,
+    ) -> EndedSession {
         let Chain {
             after,
             reached,
@@ -247,7 +251,7 @@ impl<'a> Owner<'a> {
             last = last.max(entry.last);
             is_open
         });
-        Victim {
+        EndedSession {
             session: self.id,
             entries,
             keys,
@@ -275,27 +279,27 @@ struct Chain {
 /// - [`RootError::Damaged`] or [`RootError::Unopenable`] if a journal cannot be read. Its
 ///   operations were acknowledged, so it is not skipped.
 /// - [`RootError::Store`] if the store fails.
-pub(super) async fn victims(
+pub(super) async fn ended_sessions(
     handle: &RootHandle,
     root: &Root,
     volume: &str,
     known: Known,
-) -> Result<Vec<Victim>, RootError> {
-    let mut victims = Vec::new();
+) -> Result<Vec<EndedSession>, RootError> {
+    let mut ended_sessions = Vec::new();
     for id in root.ending_sessions(volume) {
         let Some(session) = root.sessions.get(&id) else {
             continue;
         };
         let owner = owner(handle, id, session).await;
         let (found, done) = find(handle, &owner, &known).await?;
-        victims.push(owner.victim(found, done));
+        ended_sessions.push(owner.ended_session(found, done));
     }
-    Ok(victims)
+    Ok(ended_sessions)
 }
 
 /// Checks, before the volume is taken, that no acknowledged operation of its ended sessions and its
-/// holder is missing. Returns the journals that it has read, for [`victims`]. Leaves unreadable
-/// journals to [`victims`]. Writes nothing.
+/// holder is missing. Returns the journals that it has read, for [`ended_sessions`]. Leaves unreadable
+/// journals to [`ended_sessions`]. Writes nothing.
 ///
 /// # Errors
 /// [`RootError::JournalsMissing`] if operations are missing, and no commit of their session moved
@@ -381,8 +385,8 @@ where
     Ok(retry::patiently(&policy, entropy, operation, key, request).await?)
 }
 
-async fn list(handle: &RootHandle, owner: &Owner<'_>) -> Result<Journals, RootError> {
-    let mut found = Journals::new(owner.prefix(), owner.first());
+async fn list(handle: &RootHandle, owner: &Owner<'_>) -> Result<JournalListing, RootError> {
+    let mut found = JournalListing::new(owner.prefix(), owner.first());
     loop {
         let after = found.after();
         let page = patiently(handle, Operation::List, owner.prefix(), || {
@@ -422,15 +426,18 @@ async fn read(
 /// # Errors
 /// [`RootError::Store`] if the store fails, except for failed deletions of journals that were
 /// copied.
-pub(super) async fn accept_loss(handle: &RootHandle, victim: &Victim) -> Result<(), RootError> {
-    let Some(gap) = &victim.gap else {
+pub(super) async fn accept_loss(
+    handle: &RootHandle,
+    ended_session: &EndedSession,
+) -> Result<(), RootError> {
+    let Some(gap) = &ended_session.gap else {
         return Ok(());
     };
     tracing::error!(
         "{gap}; that is accepted: the volume goes on without them, and {} journals behind them are set aside below {SET_ASIDE}",
-        victim.behind.len()
+        ended_session.behind.len()
     );
-    set_aside_behind(handle, victim).await?;
+    set_aside_behind(handle, ended_session).await?;
     if let Some(sent) = handle.memory().sent() {
         sent.lower(gap.session, gap.before()).await;
     }
@@ -439,11 +446,14 @@ pub(super) async fn accept_loss(handle: &RootHandle, victim: &Victim) -> Result<
 
 /// Moves journals behind a gap below `damaged/`, because the session leaves the root and nothing
 /// else keeps them.
-async fn set_aside_behind(handle: &RootHandle, victim: &Victim) -> Result<(), RootError> {
-    if victim.behind.is_empty() {
+async fn set_aside_behind(
+    handle: &RootHandle,
+    ended_session: &EndedSession,
+) -> Result<(), RootError> {
+    if ended_session.behind.is_empty() {
         return Ok(());
     }
-    match set_aside(&**handle.store(), &victim.behind).await {
+    match set_aside(&**handle.store(), &ended_session.behind).await {
         // All copies are stored, which is enough.
         Err(RootError::Store(error)) if error.operation() == Operation::Delete => Ok(()),
         result => result,
@@ -499,12 +509,19 @@ impl RootHandle {
     /// machine's notes about these sessions.
     ///
     /// Cancel safety: dropped, it leaves the rest of the journals to collection.
-    pub async fn forget_journals(&self, victims: &[Victim]) {
+    pub async fn forget_journals(&self, ended_sessions: &[EndedSession]) {
         if let Some(sent) = self.memory().sent() {
-            sent.forget(victims.iter().map(|victim| victim.session))
-                .await;
+            sent.forget(
+                ended_sessions
+                    .iter()
+                    .map(|ended_session| ended_session.session),
+            )
+            .await;
         }
-        for key in victims.iter().flat_map(|victim| &victim.keys) {
+        for key in ended_sessions
+            .iter()
+            .flat_map(|ended_session| &ended_session.keys)
+        {
             if let Err(error) = self.store().delete(key).await {
                 tracing::debug!(%key, %error, "a journal that was replayed stays behind");
                 return;

@@ -8,9 +8,9 @@ use super::gap::{Gap, told};
 use super::refusal::Refusal;
 use super::state::{HolderInfo, NameError, StateError};
 use crate::acquaintance::Acquaintance;
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::crypto::{OpenError, SlotError, SlotName};
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{OpenError, SlotError, SlotName};
 use bkfs_store::{StoreError, StoreErrorKind};
 
 /// Action that a [`RootError`] asks of the caller.
@@ -44,7 +44,7 @@ pub enum RootError {
     Store(#[from] StoreError),
     /// Contents could not be stored or read.
     #[error("{0}")]
-    Content(#[from] DepotError),
+    Content(#[from] ContentError),
     /// A change was sent, and it is not known whether it was made.
     #[error(
         "it is not known whether the change to the repository was made: {reason}; look before repeating it"
@@ -339,17 +339,17 @@ impl RootError {
         match self {
             Self::Store(error) => of_store(error),
             Self::Content(error) => match error.cause() {
-                DepotError::Store(error) => of_store(error),
-                DepotError::Stalled { .. }
-                | DepotError::CacheDirectory { .. }
-                | DepotError::Spool(_) => ErrorKind::Unavailable,
-                DepotError::Invalid(_) | DepotError::Internal(_) | DepotError::Failed(_) => {
+                ContentError::Store(error) => of_store(error),
+                ContentError::Stalled { .. }
+                | ContentError::CacheDirectory { .. }
+                | ContentError::Spool(_) => ErrorKind::Unavailable,
+                ContentError::Invalid(_) | ContentError::Internal(_) | ContentError::Failed(_) => {
                     ErrorKind::Refused
                 }
-                DepotError::Damaged { .. }
-                | DepotError::Missing { .. }
-                | DepotError::Unknown { .. }
-                | DepotError::Unreadable { .. } => ErrorKind::Damaged,
+                ContentError::Damaged { .. }
+                | ContentError::Missing { .. }
+                | ContentError::Unknown { .. }
+                | ContentError::Unreadable { .. } => ErrorKind::Damaged,
             },
             Self::OutcomeUnknown { .. } => ErrorKind::OutcomeUnknown,
             Self::Refused(Refusal::Fenced { .. }) => ErrorKind::Fenced,
@@ -459,7 +459,7 @@ impl RootError {
             Self::Refused(Refusal::Full { what: "sessions" }) => {
                 Some("see bkfs session list; end dead ones with bkfs session end")
             }
-            Self::Refused(Refusal::GroundsFull { .. }) => {
+            Self::Refused(Refusal::RecoveryBasesFull { .. }) => {
                 Some("nothing is lost; bkfs session list names all of the spools")
             }
             _ => None,

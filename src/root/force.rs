@@ -5,7 +5,7 @@
 
 use super::error::RootError;
 use super::state::ROOT_KEY;
-use bkfs_chunker::seal::{Class, HEADER_LEN, Keyring, OpenError, Secrets};
+use bkfs_chunker::crypto::{Class, HEADER_LEN, Keyring, OpenError, Secrets};
 use bkfs_store::{Store, StoreErrorKind};
 
 /// The first 128 bytes of the root.

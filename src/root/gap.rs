@@ -1,6 +1,6 @@
 //! Gaps: acknowledged operations of a session whose journals are no longer in the bucket.
 //!
-//! Owns what a gap says of them, and its text. [`super::victims`] finds gaps in the journals of
+//! Owns what a gap says of them, and its text. [`super::ended_sessions`] finds gaps in the journals of
 //! ended sessions.
 
 use super::listing::journal_key;

@@ -30,7 +30,7 @@ use super::retry::{Pauses, RetryPolicy, bounded, is_refusal, random};
 use super::state::{ROOT_KEY, Root, SessionId};
 use super::view::RootView;
 use async_trait::async_trait;
-use bkfs_chunker::seal::{Class, Keyring};
+use bkfs_chunker::crypto::{Class, Keyring};
 use bkfs_store::entropy::Entropy;
 use bkfs_store::{Operation, Store, StoreError, Version};
 use bytes::Bytes;

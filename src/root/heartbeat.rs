@@ -10,7 +10,7 @@ use super::error::RootError;
 use super::handle::RootHandle;
 use super::refusal::Refusal;
 use super::state::{Root, SessionId};
-use bkfs_chunker::seal::{Class, Features};
+use bkfs_chunker::crypto::{Class, Features};
 use minicbor::{Decode, Encode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -341,8 +341,10 @@ mod tests {
         };
         let unknown = Table(ProcessState::Unknown);
         let judge = |holder: &HolderInfo, volume: Option<&str>, here: &HolderInfo| {
-            let mut root =
-                super::super::state::Root::new(bkfs_chunker::seal::RepositoryId([1; 16]), [0; 16]);
+            let mut root = super::super::state::Root::new(
+                bkfs_chunker::crypto::RepositoryId([1; 16]),
+                [0; 16],
+            );
             let id = super::super::state::SessionId(1);
             root.register(id, holder.clone()).expect("room");
             let mut session = root.sessions[&id].clone();

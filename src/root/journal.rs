@@ -23,12 +23,12 @@ use super::retry::{Pauses, bounded, random};
 use super::sent::{Notes, Sent};
 use super::state::SessionId;
 use super::wire;
-use bkfs_chunker::depot::Depot;
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::content_store::ContentStore;
+use bkfs_chunker::crypto::{Class, Features, Keyring};
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::{Delivered, NamedPack};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{Class, Features, Keyring};
 use bkfs_chunker::spool::{Spool, SpoolError, Spooled};
 use bkfs_store::{Operation, StoreErrorKind};
 use bytes::Bytes;
@@ -76,7 +76,7 @@ pub struct JournalEntry {
     pub operations: Vec<u8>,
     /// The id of the volume's commit record when the session took the volume, if there was one.
     #[cbor(n(6), with = "wire::id_option", has_nil)]
-    pub ground: Option<Id>,
+    pub recovery_base: Option<Id>,
 }
 
 #[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
@@ -106,7 +106,7 @@ impl JournalEntry {
             own: own.collect(),
             relied_on: packs.relied_on,
             operations,
-            ground: None,
+            recovery_base: None,
         }
     }
 
@@ -164,7 +164,7 @@ pub struct JournalWriter {
     volume: String,
     prefix: String,
     base: u64,
-    ground: Option<Id>,
+    recovery_base: Option<Id>,
     /// Never held across an await.
     state: Mutex<Numbers>,
     /// Held while journals are sent, so that they are sent one after the other.
@@ -172,7 +172,7 @@ pub struct JournalWriter {
     /// The spool, where entries survive a crash before they are in the bucket.
     spool: Option<Arc<Spool>>,
     /// Gets notice of answers of the store.
-    depot: Option<Depot>,
+    content_store: Option<ContentStore>,
     /// True once the store has denied a deletion.
     keeps: AtomicBool,
     /// Records on this machine which journals the store took.
@@ -234,11 +234,11 @@ impl JournalWriter {
             session,
             volume: volume.to_owned(),
             base,
-            ground: root.volumes.get(volume).and_then(|entry| entry.commit),
+            recovery_base: root.volumes.get(volume).and_then(|entry| entry.commit),
             state: Mutex::default(),
             landing: tokio::sync::Mutex::default(),
             spool: None,
-            depot: None,
+            content_store: None,
             keeps: AtomicBool::new(false),
         }
     }
@@ -248,11 +248,14 @@ impl JournalWriter {
         Self { spool, ..self }
     }
 
-    /// Returns this writer for a session that stores through `depot`. Each journal that the store
+    /// Returns this writer for a session that stores through `content_store`. Each journal that the store
     /// takes counts there as an answer of the store.
-    pub fn reporting_to(self, depot: &Depot) -> Self {
-        let depot = Some(depot.clone());
-        Self { depot, ..self }
+    pub fn reporting_to(self, content_store: &ContentStore) -> Self {
+        let content_store = Some(content_store.clone());
+        Self {
+            content_store,
+            ..self
+        }
     }
 
     /// Returns whether there is a spool that can keep entries.
@@ -264,17 +267,17 @@ impl JournalWriter {
     /// so no caller can drop it half-way.
     ///
     /// # Errors
-    /// [`RootError::Content`] with [`DepotError::Internal`] if operations are missing between this
+    /// [`RootError::Content`] with [`ContentError::Internal`] if operations are missing between this
     /// entry and the one before it, or the entry is empty. Acknowledged operations would otherwise
     /// be skipped.
     pub fn settle(&self, mut entry: JournalEntry) -> Result<(), RootError> {
         let mut state = self.state.lock();
         if entry.first > state.last + 1 || entry.last < entry.first {
             let gap = "a journal does not follow the one before it";
-            return Err(DepotError::Internal(gap).into());
+            return Err(ContentError::Internal(gap).into());
         }
         entry.base = self.base;
-        entry.ground = self.ground;
+        entry.recovery_base = self.recovery_base;
         let key = format!("{}{:016x}", self.prefix, state.sent + 1);
         let keyring = self.handle.keyring();
         // An unsealed journal can be read anyway, so hiding its length is useless.
@@ -313,13 +316,13 @@ impl JournalWriter {
     /// [`RootError::Content`] if there is no spool, the spool fails, or the spool stays full for
     /// the stall timeout of the retry policy.
     pub async fn keep(&self) -> Result<(), RootError> {
-        let absent = || DepotError::Internal("there is no spool");
+        let absent = || ContentError::Internal("there is no spool");
         let spool = self.spool.as_ref().ok_or_else(absent)?;
         // The lock is not held while waiting for the spool: the tasks that make room in the spool
         // need the lock.
         while let Some((pending, bytes)) = self.first_in_memory() {
             let kept = self.put(spool, &pending.key, &bytes).await;
-            let body = Body::Spool(kept.map_err(DepotError::from)?);
+            let body = Body::Spool(kept.map_err(ContentError::from)?);
             let mut state = self.state.lock();
             let mut there = state.pending.iter_mut();
             match there.find(|other| other.key == pending.key) {
@@ -510,11 +513,11 @@ impl JournalWriter {
             };
             let bytes = match &pending.body {
                 Body::Memory(bytes) => bytes.clone(),
-                Body::Spool(spooled) => spooled.read().await.map_err(DepotError::from)?,
+                Body::Spool(spooled) => spooled.read().await.map_err(ContentError::from)?,
             };
             self.create(&pending.key, &bytes).await?;
-            if let Some(depot) = &self.depot {
-                depot.note_answer();
+            if let Some(content_store) = &self.content_store {
+                content_store.note_answer();
             }
             // This happens before any caller is told, and before the spool releases the entry.
             if let Some(notes) = &self.notes {

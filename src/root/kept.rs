@@ -7,11 +7,11 @@ use bkfs_chunker::ingest::NamedPack;
 use bkfs_store::{Operation, StoreErrorKind};
 use bytes::Bytes;
 
+use super::ended_sessions::open;
 use super::error::RootError;
 use super::handle::RootHandle;
 use super::retry;
 use super::state::Session;
-use super::victims::open;
 
 /// A journal without its operations: the fields that a replay needs first.
 #[derive(Clone, Debug)]

@@ -102,7 +102,7 @@ pub(super) fn journal_number(prefix: &str, key: &str) -> Option<u64> {
 /// The list begins with one page of the covered journals, and goes on behind the last covered one.
 /// Keys that are of no journal are passed over.
 #[derive(Debug)]
-pub(super) struct Journals {
+pub(super) struct JournalListing {
     prefix: String,
     /// The number of the first journal that no commit covers.
     first: u64,
@@ -116,7 +116,7 @@ pub(super) struct Journals {
     pub(super) covered: Vec<String>,
 }
 
-impl Journals {
+impl JournalListing {
     /// Begins the list of the session whose journals have this prefix. Journals with numbers below
     /// `first` are covered.
     pub(super) fn new(prefix: &str, first: u64) -> Self {
@@ -262,8 +262,8 @@ mod tests {
         store: &MemoryStore,
         first: u64,
         most: usize,
-    ) -> Result<(Journals, u32), StoreError> {
-        let mut found = Journals::new(PREFIX, first);
+    ) -> Result<(JournalListing, u32), StoreError> {
+        let mut found = JournalListing::new(PREFIX, first);
         let mut pages = 0;
         loop {
             pages += 1;

@@ -12,9 +12,9 @@ use super::shard::{ListEntry, ListRef, decode_shard, encode_shard};
 use super::snapshots::{PackEntry, QuarantineEntry, SnapshotEntry, SnapshotList, TrashEntry};
 use super::state::{Root, SessionId};
 use async_trait::async_trait;
-use bkfs_chunker::catalog::Place;
+use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::crypto::{Class, Features, Keyring};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{Class, Features, Keyring};
 use bkfs_store::Store;
 use bkfs_store::entropy::Entropy;
 use lru::LruCache;
@@ -229,11 +229,11 @@ impl Lists {
     ///
     /// # Errors
     /// Those of [`Lists::snapshots`].
-    pub async fn quarantine(&self, root: &Root) -> Result<HashSet<Place>, RootError> {
+    pub async fn quarantine(&self, root: &Root) -> Result<HashSet<PackLocation>, RootError> {
         let shards = self.quarantine_shards(&root.quarantine).await?;
         let entries = shards.iter().flat_map(|shard| shard.iter());
         Ok(entries
-            .map(|entry| Place {
+            .map(|entry| PackLocation {
                 pack: entry.pack,
                 frame: entry.frame,
             })

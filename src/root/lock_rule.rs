@@ -6,7 +6,7 @@
 use super::error::{RootError, unopenable};
 use super::retry::{RetryPolicy, bounded};
 use super::state::{Root, RuleHash};
-use bkfs_chunker::seal::{Config, Keyring};
+use bkfs_chunker::crypto::{Config, Keyring};
 use bkfs_store::lock::{LockMode, LockRule};
 use bkfs_store::{Operation, Store, Version};
 

@@ -27,15 +27,15 @@
 //! | `root_lists` | the same for the root that a handle reads |
 //! | [`holder`], [`heartbeat`] | identity of a session, and whether it lives |
 //! | [`session`] | registering, taking over, leaving |
-//! | [`grounds`] | entries of the root for ended sessions with spools (pure) |
-//! | [`ground`] | the commit that the journals in an ended session's spool follow |
+//! | [`recovery_bases`] | entries of the root for ended sessions with spools (pure) |
+//! | [`recovery_base`] | the commit that the journals in an ended session's spool follow |
 //! | [`journal`] | writes the operations that fsync acknowledges before a commit |
 //! | [`padding`] | lengths of journals in the bucket (pure) |
 //! | `blocking` | runs short file operations apart from async tasks |
 //! | [`sent`] | journals that this machine has sent, to detect that the newest were deleted |
 //! | [`kept`] | journals in a spool, before they are sent |
 //! | [`gap`] | operations that a session acknowledged and whose journals are missing |
-//! | [`victims`] | journals of ended sessions, read back |
+//! | [`ended_sessions`] | journals of ended sessions, read back |
 //! | [`commit`] | the order of a commit's writes; snapshots |
 //! | [`forget`] | moves snapshots to the trash, and back |
 //! | [`repository`] | creates and opens a repository |
@@ -57,12 +57,11 @@ pub mod carried;
 pub mod chain;
 pub mod choice;
 pub mod commit;
+pub mod ended_sessions;
 pub mod error;
 mod force;
 pub mod forget;
 pub mod gap;
-pub mod ground;
-pub mod grounds;
 pub mod handle;
 pub mod heartbeat;
 pub mod holder;
@@ -77,6 +76,8 @@ mod patient_reads;
 pub mod put_back;
 pub mod reading;
 pub mod record;
+pub mod recovery_base;
+pub mod recovery_bases;
 pub mod refusal;
 pub mod removal;
 pub mod repository;
@@ -95,11 +96,11 @@ pub mod snapshots;
 pub mod state;
 pub mod transition;
 pub(crate) mod unlock;
-pub mod victims;
 pub mod view;
 mod wire;
 
-pub use commit::{CommitRequest, Committed, Committer, Uploads};
+pub use commit::{CommitRequest, RootCommit, RootCommitter, Uploads};
+pub use ended_sessions::EndedSession;
 pub use error::{ErrorKind, RootError};
 pub use forget::ListChanger;
 pub use gap::Gap;
@@ -114,10 +115,9 @@ pub use repository::{NewRepository, OpenOptions, Passwords, Repository};
 pub use retry::RetryPolicy;
 pub use session::{OpenSession, VolumeRequest};
 pub use shard::ListRef;
-pub use snapshots::{SnapshotEntry, SnapshotList, SnapshotReference, SnapshotRequest};
+pub use snapshots::{NewSnapshot, SnapshotEntry, SnapshotList, SnapshotReference};
 pub use state::{HolderInfo, Root, Session, SessionId, SessionState, Volume};
 pub use transition::Claim;
-pub use victims::Victim;
 pub use view::RootView;
 
 #[cfg(test)]

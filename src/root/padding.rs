@@ -6,7 +6,7 @@
 //! with PURBs", 2019). A length keeps as many leading bits as its exponent has bits. So it grows by
 //! at most 12 %, and reveals O(log log) bits of the original length.
 
-use bkfs_chunker::seal::{BOX_OVERHEAD, HEADER_LEN};
+use bkfs_chunker::crypto::{BOX_OVERHEAD, HEADER_LEN};
 
 /// The smallest length of a journal in the bucket, in bytes. It hides the difference between
 /// journals with names and attributes of a few files, or a few hundred bytes of contents.

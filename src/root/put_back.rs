@@ -12,7 +12,7 @@ use super::retry::{RetryPolicy, create_surely, patiently, random};
 use super::slot_error::{Lost, SlotsError};
 use super::slots::Slots;
 use crate::private;
-use bkfs_chunker::seal::{RepositoryId, Slot, SlotName};
+use bkfs_chunker::crypto::{RepositoryId, Slot, SlotName};
 use bkfs_store::{Locking, LockingStore, Operation};
 use bytes::Bytes;
 use jiff::Timestamp;

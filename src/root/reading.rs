@@ -7,7 +7,7 @@ use super::error::RootError;
 use super::retry::{Pauses, RetryPolicy, bounded, may_pass};
 use super::state::{ROOT_KEY, Root};
 use super::view::RootView;
-use bkfs_chunker::seal::{Class, HEADER_LEN, Keyring};
+use bkfs_chunker::crypto::{Class, HEADER_LEN, Keyring};
 use bkfs_store::entropy::Entropy;
 use bkfs_store::{Operation, Store, Version};
 

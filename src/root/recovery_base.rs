@@ -15,12 +15,12 @@ use std::future::Future;
 use bkfs_chunker::id::Id;
 use bytes::Bytes;
 
+use super::ended_sessions::open;
 use super::error::RootError;
 use super::handle::RootHandle;
 use super::journal::{JournalEntry, prefix};
 use super::record::CommitRecord;
 use super::state::{Root, SessionId};
-use super::victims::open;
 
 /// The largest number of commits that are followed back: about a week of a volume that is written
 /// all the time.
@@ -39,7 +39,7 @@ pub struct KeptJournals {
 
 /// The commit that a session's journals follow.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Ground {
+pub struct RecoveryBase {
     /// The id of its record; none before a volume's first commit.
     pub commit: Option<Id>,
     /// The root node of its tree.
@@ -54,7 +54,7 @@ pub struct Ground {
 
 /// The reasons why no commit is known that the journals follow.
 #[derive(Debug, thiserror::Error)]
-pub enum GroundError {
+pub enum RecoveryBaseError {
     /// No volume of the root has the key prefix of the journals.
     #[error("the root names no volume that they belong to")]
     NoVolume,
@@ -83,13 +83,13 @@ impl RootHandle {
     /// Returns none if there are no objects.
     ///
     /// # Errors
-    /// [`GroundError::NoVolume`] if the root has no volume that they belong to;
-    /// [`GroundError::Root`] if one of them cannot be opened.
+    /// [`RecoveryBaseError::NoVolume`] if the root has no volume that they belong to;
+    /// [`RecoveryBaseError::Root`] if one of them cannot be opened.
     pub fn open_kept(
         &self,
         session: SessionId,
         objects: &[(String, Bytes)],
-    ) -> Result<Option<KeptJournals>, GroundError> {
+    ) -> Result<Option<KeptJournals>, RecoveryBaseError> {
         let mut entries = Vec::with_capacity(objects.len());
         for (key, object) in objects {
             entries.push(open(self, key, object)?);
@@ -101,7 +101,7 @@ impl RootHandle {
         let mut volumes = view.root.volumes.keys();
         let volume =
             volumes.find(|volume| first.starts_with(&prefix(self.keyring(), volume, session)));
-        let volume = volume.ok_or(GroundError::NoVolume)?.clone();
+        let volume = volume.ok_or(RecoveryBaseError::NoVolume)?.clone();
         Ok(Some(KeptJournals {
             session,
             volume,
@@ -117,22 +117,22 @@ impl KeptJournals {
     /// Cancel safety: dropped, it leaves the journals as they were.
     ///
     /// # Errors
-    /// - [`GroundError::TooFar`] if the commit is not among the last 20,000, or the journals name a
+    /// - [`RecoveryBaseError::TooFar`] if the commit is not among the last 20,000, or the journals name a
     ///   commit that is not in the chain.
-    /// - [`GroundError::Gap`] if operations are missing before a journal and no commit carried them
+    /// - [`RecoveryBaseError::Gap`] if operations are missing before a journal and no commit carried them
     ///   out.
-    /// - [`GroundError::Root`] if `read` fails.
+    /// - [`RecoveryBaseError::Root`] if `read` fails.
     pub async fn stand<F>(
         &mut self,
         root: &Root,
         read: impl Fn(Id) -> F,
-    ) -> Result<Option<Ground>, GroundError>
+    ) -> Result<Option<RecoveryBase>, RecoveryBaseError>
     where
         F: Future<Output = Result<CommitRecord, RootError>>,
     {
-        let named = self.entries.last().and_then(|entry| entry.ground);
+        let named = self.entries.last().and_then(|entry| entry.recovery_base);
         let entry = root.volumes.get(&self.volume);
-        let mut next = match root.ground_of(self.session) {
+        let mut next = match root.recovery_base_of(self.session) {
             // The ground names the commits, however many followed since.
             Some(kept) => kept.after.or(kept.record),
             None => entry.and_then(|entry| entry.commit),
@@ -141,7 +141,7 @@ impl KeptJournals {
         let mut last: Option<(Id, CommitRecord)> = None;
         for followed in 0.. {
             if followed == RECORDS_FOLLOWED_MAX {
-                return Err(GroundError::TooFar { followed });
+                return Err(RecoveryBaseError::TooFar { followed });
             }
             let Some(id) = next else { break };
             let record = read(id).await?;
@@ -153,7 +153,7 @@ impl KeptJournals {
             after = Some((id, record));
         }
         if last.is_none() && named.is_some() {
-            return Err(GroundError::TooFar {
+            return Err(RecoveryBaseError::TooFar {
                 followed: RECORDS_FOLLOWED_MAX,
             });
         }
@@ -164,7 +164,7 @@ impl KeptJournals {
         &mut self,
         last: Option<(Id, CommitRecord)>,
         after: Option<(Id, CommitRecord)>,
-    ) -> Result<Option<Ground>, GroundError> {
+    ) -> Result<Option<RecoveryBase>, RecoveryBaseError> {
         let own = last
             .as_ref()
             .filter(|(_, record)| record.session == self.session);
@@ -194,14 +194,16 @@ impl KeptJournals {
             }
             Err(gap) => return Err(gap),
         };
-        Ok(Some(chosen.map_or_else(Ground::default, Ground::of)))
+        Ok(Some(
+            chosen.map_or_else(RecoveryBase::default, RecoveryBase::of),
+        ))
     }
 
     /// Checks that the journals continue without a gap after operation `reached`.
-    fn follow(&self, mut reached: u64) -> Result<(), GroundError> {
+    fn follow(&self, mut reached: u64) -> Result<(), RecoveryBaseError> {
         for entry in &self.entries {
             if entry.first > reached + 1 {
-                return Err(GroundError::Gap {
+                return Err(RecoveryBaseError::Gap {
                     from: reached + 1,
                     to: entry.first - 1,
                 });
@@ -212,7 +214,7 @@ impl KeptJournals {
     }
 }
 
-impl Ground {
+impl RecoveryBase {
     fn of((id, record): (Id, CommitRecord)) -> Self {
         Self {
             commit: Some(id),
@@ -243,7 +245,7 @@ mod tests {
     /// journals of `OURS` up to operation 7. Record and tree of the n-th commit have the id
     /// `id(n)`, from 1.
     fn world(commits: &[(SessionId, u64)]) -> (Root, HashMap<Id, CommitRecord>) {
-        let mut root = Root::new(bkfs_chunker::seal::RepositoryId([1; 16]), [0; 16]);
+        let mut root = Root::new(bkfs_chunker::crypto::RepositoryId([1; 16]), [0; 16]);
         let mut records = HashMap::new();
         for (number, (session, covered)) in (1..).zip(commits) {
             let record = CommitRecord {
@@ -272,10 +274,10 @@ mod tests {
         (root, records)
     }
 
-    fn kept(ground: Option<u8>, operations: &[(u64, u64)]) -> KeptJournals {
+    fn kept(recovery_base: Option<u8>, operations: &[(u64, u64)]) -> KeptJournals {
         let entry = |(first, last): &(u64, u64)| JournalEntry {
             first: *first,
-            ground: ground.map(id),
+            recovery_base: recovery_base.map(id),
             ..JournalEntry::new(*last..=*last, Delivered::default(), Vec::new())
         };
         KeptJournals {
@@ -293,10 +295,10 @@ mod tests {
     ) -> Result<Option<(u8, u64)>, String> {
         let (root, records) = world(commits);
         let read = |id| std::future::ready(Ok(records[&id].clone()));
-        let ground = kept.stand(&root, read).await;
-        let ground = ground.map_err(|error| error.to_string())?;
-        let number = |ground: Ground| ground.commit.map_or(0, |id| id.0[0]);
-        Ok(ground.map(|ground| (number(ground), kept.entries[0].first)))
+        let recovery_base = kept.stand(&root, read).await;
+        let recovery_base = recovery_base.map_err(|error| error.to_string())?;
+        let number = |recovery_base: RecoveryBase| recovery_base.commit.map_or(0, |id| id.0[0]);
+        Ok(recovery_base.map(|recovery_base| (number(recovery_base), kept.entries[0].first)))
     }
 
     #[tokio::test]

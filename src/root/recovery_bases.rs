@@ -2,27 +2,29 @@
 //! examined yet.
 //!
 //! Owns when a ground is added, claimed and given up. Pure.
-//! [`super::ground`] finds the commit that the spool follows; collection must not delete the packs
+//! [`super::recovery_base`] finds the commit that the spool follows; collection must not delete the packs
 //! that a ground needs.
 //!
 //! A session with a spool leaves a ground in the replacement that removes it from the root. It
 //! leaves none if the session that removes it has uploaded that spool itself or found it empty. A
 //! session that ends by itself has committed everything, and leaves none.
 
-use super::refusal::{OldestGrounds, Refusal};
-use super::state::{GROUNDS_MAX, Ground, Root, SessionId, SessionState, SpoolId, StateError};
+use super::refusal::{OldestRecoveryBases, Refusal};
+use super::state::{
+    RECOVERY_BASES_MAX, RecoveryBase, Root, SessionId, SessionState, SpoolId, StateError,
+};
 use bkfs_chunker::id::Id;
 
 impl Root {
     /// Returns the grounds in this root.
-    pub fn grounds(&self) -> &[Ground] {
-        self.grounds.as_deref().unwrap_or_default()
+    pub fn recovery_bases(&self) -> &[RecoveryBase] {
+        self.recovery_bases.as_deref().unwrap_or_default()
     }
 
     /// Returns the ground of a session.
-    pub fn ground_of(&self, session: SessionId) -> Option<&Ground> {
-        let mut grounds = self.grounds().iter();
-        grounds.find(|ground| ground.session == session)
+    pub fn recovery_base_of(&self, session: SessionId) -> Option<&RecoveryBase> {
+        let mut recovery_bases = self.recovery_bases().iter();
+        recovery_bases.find(|recovery_base| recovery_base.session == session)
     }
 
     /// Records where a session that was just registered has its spool. A root without a chain
@@ -39,9 +41,9 @@ impl Root {
     /// journals.
     ///
     /// # Errors
-    /// [`Refusal::GroundsFull`] if the root would hold more than [`GROUNDS_MAX`] grounds; it stays
+    /// [`Refusal::RecoveryBasesFull`] if the root would hold more than [`RECOVERY_BASES_MAX`] grounds; it stays
     /// unchanged then.
-    pub(super) fn leave_grounds(
+    pub(super) fn leave_recovery_bases(
         &mut self,
         leaving: &[SessionId],
         claimed: &[SessionId],
@@ -57,7 +59,7 @@ impl Root {
             };
             let volume = session.volume.clone().unwrap_or_default();
             let record = self.volumes.get(&volume).and_then(|entry| entry.commit);
-            left.push(Ground {
+            left.push(RecoveryBase {
                 session: *id,
                 record,
                 after,
@@ -70,26 +72,28 @@ impl Root {
         if left.is_empty() {
             return Ok(());
         }
-        if self.grounds().len() + left.len() > GROUNDS_MAX {
-            return Err(Refusal::GroundsFull {
-                oldest: OldestGrounds::of(self.grounds()),
+        if self.recovery_bases().len() + left.len() > RECOVERY_BASES_MAX {
+            return Err(Refusal::RecoveryBasesFull {
+                oldest: OldestRecoveryBases::of(self.recovery_bases()),
             });
         }
-        self.grounds.get_or_insert_default().append(&mut left);
+        self.recovery_bases
+            .get_or_insert_default()
+            .append(&mut left);
         Ok(())
     }
 
     /// Removes the grounds of these sessions, whose spools were claimed or are given up. Returns
     /// whether the root held one of them.
-    pub fn drop_grounds(&mut self, sessions: &[SessionId]) -> bool {
-        let Some(grounds) = &mut self.grounds else {
+    pub fn drop_recovery_bases(&mut self, sessions: &[SessionId]) -> bool {
+        let Some(recovery_bases) = &mut self.recovery_bases else {
             return false;
         };
-        let before = grounds.len();
-        grounds.retain(|ground| !sessions.contains(&ground.session));
-        let is_any = grounds.len() < before;
-        if grounds.is_empty() {
-            self.grounds = None;
+        let before = recovery_bases.len();
+        recovery_bases.retain(|recovery_base| !sessions.contains(&recovery_base.session));
+        let is_any = recovery_bases.len() < before;
+        if recovery_bases.is_empty() {
+            self.recovery_bases = None;
         }
         is_any
     }
@@ -99,17 +103,17 @@ impl Root {
     ///
     /// # Errors
     /// [`StateError::Inconsistent`], which names the first violation.
-    pub(super) fn check_grounds(&self) -> Result<(), StateError> {
-        for ground in self.grounds() {
-            let session = ground.session;
+    pub(super) fn check_recovery_bases(&self) -> Result<(), StateError> {
+        for recovery_base in self.recovery_bases() {
+            let session = recovery_base.session;
             if self.sessions.contains_key(&session) {
                 let text = format!("session {session} stands in it and has left a ground");
                 return Err(StateError::Inconsistent(text));
             }
-            if !self.volumes.contains_key(&ground.volume) {
+            if !self.volumes.contains_key(&recovery_base.volume) {
                 let text = format!(
                     "the ground of session {session} names the volume {:?}, which is not there",
-                    ground.volume
+                    recovery_base.volume
                 );
                 return Err(StateError::Inconsistent(text));
             }
@@ -123,7 +127,7 @@ mod tests {
     use super::*;
     use crate::root::state::HolderInfo;
     use crate::root::transition::{Claim, CommitChange};
-    use bkfs_chunker::seal::RepositoryId;
+    use bkfs_chunker::crypto::RepositoryId;
 
     const VICTIM: SessionId = SessionId(1);
     const TAKER: SessionId = SessionId(2);
@@ -181,19 +185,23 @@ mod tests {
     fn a_session_with_a_spool_leaves_a_ground_with_the_commit_that_carries_it_out() {
         let mut root = witnessed();
         root.commit(&commit_by(TAKER, 2, Vec::new())).expect("made");
-        let ground = root.ground_of(VICTIM).expect("left");
-        assert_eq!(ground.record, Some(id(1)));
-        assert_eq!(ground.after, Some(id(2)));
-        assert_eq!(ground.base(), 1, "the epoch that it entered at");
-        assert_eq!(ground.spool, Some(SPOOL));
-        assert_eq!(ground.host(), "host 0000000000000001");
-        assert_eq!(ground.volume, "main");
+        let recovery_base = root.recovery_base_of(VICTIM).expect("left");
+        assert_eq!(recovery_base.record, Some(id(1)));
+        assert_eq!(recovery_base.after, Some(id(2)));
+        assert_eq!(recovery_base.base(), 1, "the epoch that it entered at");
+        assert_eq!(recovery_base.spool, Some(SPOOL));
+        assert_eq!(recovery_base.host(), "host 0000000000000001");
+        assert_eq!(recovery_base.volume, "main");
         let bytes = root.encode().expect("small and consistent");
         assert_eq!(Root::decode(&bytes).expect("decodes"), root);
         root.end(TAKER).expect("live");
-        assert_eq!(root.grounds().len(), 1, "who ends by itself leaves none");
-        assert!(root.drop_grounds(&[VICTIM]) && root.grounds.is_none());
-        assert!(!root.drop_grounds(&[VICTIM]));
+        assert_eq!(
+            root.recovery_bases().len(),
+            1,
+            "who ends by itself leaves none"
+        );
+        assert!(root.drop_recovery_bases(&[VICTIM]) && root.recovery_bases.is_none());
+        assert!(!root.drop_recovery_bases(&[VICTIM]));
     }
 
     #[test]
@@ -201,8 +209,11 @@ mod tests {
         let mut root = witnessed();
         root.remove_replayed(TAKER, "main", &[VICTIM], &[])
             .expect("holder");
-        let ground = root.ground_of(VICTIM).expect("left");
-        assert_eq!((ground.record, ground.after), (Some(id(1)), None));
+        let recovery_base = root.recovery_base_of(VICTIM).expect("left");
+        assert_eq!(
+            (recovery_base.record, recovery_base.after),
+            (Some(id(1)), None)
+        );
     }
 
     #[test]
@@ -211,11 +222,11 @@ mod tests {
         let mut other = root.clone();
         root.commit(&commit_by(TAKER, 2, vec![VICTIM]))
             .expect("made");
-        assert_eq!(root.grounds, None);
+        assert_eq!(root.recovery_bases, None);
         other
             .remove_replayed(TAKER, "main", &[VICTIM], &[VICTIM])
             .expect("holder");
-        assert_eq!(other.grounds, None);
+        assert_eq!(other.recovery_bases, None);
     }
 
     #[test]
@@ -223,26 +234,29 @@ mod tests {
         let mut root = witnessed();
         root.note_spool(VICTIM, None);
         root.commit(&commit_by(TAKER, 2, Vec::new())).expect("made");
-        assert_eq!(root.grounds, None);
+        assert_eq!(root.recovery_bases, None);
         let mut old = taken(Root::new(RepositoryId([7; 16]), [1; 16]));
         assert_eq!(old.sessions[&VICTIM].spool, None);
         old.commit(&commit_by(TAKER, 2, Vec::new())).expect("made");
-        assert_eq!(old.grounds, None);
+        assert_eq!(old.recovery_bases, None);
     }
 
     #[test]
     fn a_full_root_takes_no_session_out_of_it() {
         let mut root = witnessed();
-        let other = |number| Ground {
+        let other = |number| RecoveryBase {
             session: SessionId(1000 + number),
             volume: "main".to_owned(),
-            ..Ground::default()
+            ..RecoveryBase::default()
         };
-        root.grounds = Some((0..GROUNDS_MAX as u64).map(other).collect());
+        root.recovery_bases = Some((0..RECOVERY_BASES_MAX as u64).map(other).collect());
         let before = root.clone();
         let refused = root.commit(&commit_by(TAKER, 2, Vec::new()));
         let error = refused.expect_err("no room");
-        assert!(matches!(error, Refusal::GroundsFull { .. }), "{error}");
+        assert!(
+            matches!(error, Refusal::RecoveryBasesFull { .. }),
+            "{error}"
+        );
         // The error names the command to type.
         let text = error.to_string();
         let ids: Vec<String> = (1000..1004).map(|id| SessionId(id).to_string()).collect();
@@ -255,7 +269,7 @@ mod tests {
         let refused = root.remove_replayed(TAKER, "main", &[VICTIM], &[]);
         assert_eq!(refused, Err(error));
         assert_eq!(root, before, "no traces");
-        root.drop_grounds(&[SessionId(1000)]);
+        root.drop_recovery_bases(&[SessionId(1000)]);
         root.commit(&commit_by(TAKER, 2, Vec::new())).expect("room");
     }
 
@@ -263,10 +277,10 @@ mod tests {
     fn grounds_that_contradict_the_root_are_refused() {
         for (session, volume) in [(VICTIM, "main"), (SessionId(9), "other")] {
             let mut root = witnessed();
-            root.grounds = Some(vec![Ground {
+            root.recovery_bases = Some(vec![RecoveryBase {
                 session,
                 volume: volume.to_owned(),
-                ..Ground::default()
+                ..RecoveryBase::default()
             }]);
             assert!(matches!(root.check(), Err(StateError::Inconsistent(_))));
         }

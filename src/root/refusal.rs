@@ -1,10 +1,10 @@
 //! Refusals: the reasons why a root does not admit a change.
 //!
-//! Owns the reasons and their texts. Pure. [`super::transition`] and [`super::grounds`] decide
+//! Owns the reasons and their texts. Pure. [`super::transition`] and [`super::recovery_bases`] decide
 //! which change is refused; [`super::error`] says what the caller should do about it.
 
-use super::state::{GROUNDS_MAX, Ground, HolderInfo, NameError, SessionId};
-use bkfs_chunker::seal::SlotName;
+use super::state::{HolderInfo, NameError, RECOVERY_BASES_MAX, RecoveryBase, SessionId};
+use bkfs_chunker::crypto::SlotName;
 
 /// The reasons why a root does not admit a change.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -37,14 +37,14 @@ pub enum Refusal {
     },
     /// A session with a spool would leave the root, and the root has no room for its ground.
     #[error(
-        "the repository notes for its most spools ({GROUNDS_MAX}) that they may hold what was \
+        "the repository notes for its most spools ({RECOVERY_BASES_MAX}) that they may hold what was \
          acknowledged; the oldest: {oldest}. Mount once on such a host, or give up for good \
          what only those spools may hold: bkfs session end URL --give-up {}",
         by_id(oldest)
     )]
-    GroundsFull {
+    RecoveryBasesFull {
         /// The oldest grounds in the root.
-        oldest: OldestGrounds,
+        oldest: OldestRecoveryBases,
     },
     /// The volume's ended sessions have to be replayed first (rule 7).
     #[error("sessions of the volume have ended and are not yet replayed: {0:?}")]
@@ -90,23 +90,24 @@ fn by_name(sessions: &[(SessionId, HolderInfo)]) -> String {
     names.join("; ")
 }
 
-/// The number of grounds that the message of [`Refusal::GroundsFull`] names.
+/// The number of grounds that the message of [`Refusal::RecoveryBasesFull`] names.
 const NAMED_GROUNDS: usize = 4;
 
 /// Ended sessions, each with the host of its spool.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct OldestGrounds(Vec<(SessionId, String)>);
+pub struct OldestRecoveryBases(Vec<(SessionId, String)>);
 
-impl OldestGrounds {
+impl OldestRecoveryBases {
     /// Returns the first [`NAMED_GROUNDS`] of these.
-    pub(super) fn of(grounds: &[Ground]) -> Self {
-        let first = grounds.iter().take(NAMED_GROUNDS);
-        let named = first.map(|ground| (ground.session, ground.host().to_owned()));
+    pub(super) fn of(recovery_bases: &[RecoveryBase]) -> Self {
+        let first = recovery_bases.iter().take(NAMED_GROUNDS);
+        let named =
+            first.map(|recovery_base| (recovery_base.session, recovery_base.host().to_owned()));
         Self(named.collect())
     }
 }
 
-impl std::fmt::Display for OldestGrounds {
+impl std::fmt::Display for OldestRecoveryBases {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let named = self.0.iter();
         let named = named.map(|(id, host)| format!("session {id} on host {host}"));
@@ -115,7 +116,7 @@ impl std::fmt::Display for OldestGrounds {
 }
 
 /// Returns the ids of these sessions as arguments of a command.
-fn by_id(grounds: &OldestGrounds) -> String {
-    let ids = grounds.0.iter().map(|(id, _)| id.to_string());
+fn by_id(recovery_bases: &OldestRecoveryBases) -> String {
+    let ids = recovery_bases.0.iter().map(|(id, _)| id.to_string());
     ids.collect::<Vec<_>>().join(" ")
 }

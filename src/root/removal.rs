@@ -87,12 +87,12 @@ impl Transition for GiveUp<'_> {
     }
 
     async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-        next.drop_grounds(self.ended);
+        next.drop_recovery_bases(self.ended);
         Ok(())
     }
 
     async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
         let mut ended = self.ended.iter();
-        Ok(!ended.any(|ended| root.ground_of(*ended).is_some()))
+        Ok(!ended.any(|ended| root.recovery_base_of(*ended).is_some()))
     }
 }

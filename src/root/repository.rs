@@ -24,7 +24,7 @@ use super::retry::{Pauses, RetryPolicy, create_surely, may_pass, random};
 use super::state::{ROOT_KEY, Root};
 use super::unlock::{Unlocked, damage_of, unlock};
 use crate::acquaintance::Acquaintance;
-use bkfs_chunker::seal::{
+use bkfs_chunker::crypto::{
     Class, Config, Features, Keyring, NewSlot, OpenError, RepositoryId, Secrets, SlotCost, SlotName,
 };
 use bkfs_store::entropy::Entropy;

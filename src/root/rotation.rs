@@ -1,6 +1,6 @@
 //! Rotates the master key of a repository to the next key epoch.
 //!
-//! Owns the order of its requests. `bkfs_chunker::seal` owns sealing and the contents of a slot;
+//! Owns the order of its requests. `bkfs_chunker::crypto` owns sealing and the contents of a slot;
 //! [`super::unlock`] owns which slot counts.
 //!
 //! 1. A new slot is written, which holds all master keys so far and the new one. It opens nothing
@@ -42,7 +42,7 @@ use super::slots::Slots;
 use super::state::{HolderInfo, ROOT_KEY, Root, SessionId};
 use super::unlock::{damage_of, find_slots, read_slot};
 use async_trait::async_trait;
-use bkfs_chunker::seal::{
+use bkfs_chunker::crypto::{
     Class, Header, Keyring, OpenError, RepositoryId, Secrets, Slot, SlotName,
 };
 use bkfs_store::Store;

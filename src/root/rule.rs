@@ -14,7 +14,7 @@
 //! that changes the config is registered in the root during the whole change.
 
 use async_trait::async_trait;
-use bkfs_chunker::seal::{Config, Keyring};
+use bkfs_chunker::crypto::{Config, Keyring};
 use bkfs_store::entropy::Entropy;
 use bkfs_store::lock::LockRule;
 use bkfs_store::{Store, StoreError, StoreErrorKind};

@@ -10,6 +10,7 @@
 //! compare-and-swap names the one holder that was judged, so no other session loses the volume. A
 //! wrong judgement costs the holder its mount, and never acknowledged data.
 
+use super::ended_sessions::{EndedSession, Known, accept_loss, ended_sessions, require_whole};
 use super::error::RootError;
 use super::handle::{RootHandle, Transition};
 use super::heartbeat::{Heartbeat, Watched, watch_holder};
@@ -18,7 +19,6 @@ use super::refusal::Refusal;
 use super::sent::Sent;
 use super::state::{HolderInfo, Root, Session, SessionId, SessionState, SpoolId};
 use super::transition::Claim;
-use super::victims::{Known, Victim, accept_loss, require_whole, victims};
 use async_trait::async_trait;
 
 /// The number of successive holders that are judged before the volume counts as held.
@@ -56,7 +56,7 @@ pub struct OpenSession {
     heartbeat: Heartbeat,
     /// The holder from which the volume was taken over.
     taken_from: Option<HolderInfo>,
-    victims: Vec<Victim>,
+    ended_sessions: Vec<EndedSession>,
     /// Ended sessions that leave no ground.
     claimed: Vec<SessionId>,
 }
@@ -116,7 +116,7 @@ impl OpenSession {
                 volume: None,
                 heartbeat,
                 taken_from: None,
-                victims: Vec::new(),
+                ended_sessions: Vec::new(),
                 claimed: Vec::new(),
             });
         };
@@ -198,10 +198,10 @@ impl OpenSession {
             volume: Some(volume),
             heartbeat,
             taken_from,
-            victims: Vec::new(),
+            ended_sessions: Vec::new(),
             claimed: [spools.empty, spools.brought].concat(),
         };
-        match session.find_victims(known, accept_loss).await {
+        match session.find_ended_sessions(known, accept_loss).await {
             Ok(()) => Ok(session),
             Err(error) => {
                 // The ended sessions stay in the root for a later session that can replay them.
@@ -271,40 +271,43 @@ impl OpenSession {
     /// Returns what ended sessions of the volume acknowledged and no commit covers, oldest session
     /// first. If there is any, it must be replayed and committed before this session accepts an
     /// operation: the root refuses a commit that leaves one of them out.
-    pub fn victims(&self) -> &[Victim] {
-        &self.victims
+    pub fn ended_sessions(&self) -> &[EndedSession] {
+        &self.ended_sessions
     }
 
     /// Returns the ended sessions whose spools on this machine hold nothing that their journals in
-    /// [`Self::victims`] do not. They leave no ground.
+    /// [`Self::ended_sessions`] do not. They leave no ground.
     pub fn claimed(&self) -> &[SessionId] {
         &self.claimed
     }
 
     /// Reads the journals of the ended sessions (step `TakeList`). If there is nothing to replay,
     /// removes these sessions from the root (`ReplayCommitCas`).
-    async fn find_victims(&mut self, known: Known, accepts: bool) -> Result<(), RootError> {
+    async fn find_ended_sessions(&mut self, known: Known, accepts: bool) -> Result<(), RootError> {
         let Some(volume) = &self.volume else {
             return Ok(());
         };
         let root = &self.handle.current().root;
-        let victims = victims(&self.handle, root, volume, known).await?;
-        let gaps: Vec<_> = victims
+        let ended_sessions = ended_sessions(&self.handle, root, volume, known).await?;
+        let gaps: Vec<_> = ended_sessions
             .iter()
-            .filter_map(|victim| victim.gap.clone())
+            .filter_map(|ended_session| ended_session.gap.clone())
             .collect();
         if !gaps.is_empty() && !accepts {
             return Err(RootError::JournalsMissing { gaps });
         }
-        for victim in &victims {
-            accept_loss(&self.handle, victim).await?;
+        for ended_session in &ended_sessions {
+            accept_loss(&self.handle, ended_session).await?;
         }
-        if victims.iter().any(|victim| !victim.entries.is_empty()) {
-            self.victims = victims;
+        if ended_sessions
+            .iter()
+            .any(|ended_session| !ended_session.entries.is_empty())
+        {
+            self.ended_sessions = ended_sessions;
             return Ok(());
         }
-        self.remove(&victims).await?;
-        self.handle.forget_journals(&victims).await;
+        self.remove(&ended_sessions).await?;
+        self.handle.forget_journals(&ended_sessions).await;
         Ok(())
     }
 
@@ -316,14 +319,16 @@ impl OpenSession {
     ///
     /// # Errors
     /// [`RootError::Refused`] with [`Refusal::Fenced`] if the volume was taken over meanwhile, or
-    /// with [`Refusal::GroundsFull`]; the other errors of [`RootHandle::update`].
-    pub async fn remove_victims(&self) -> Result<(), RootError> {
-        self.remove(&self.victims).await
+    /// with [`Refusal::RecoveryBasesFull`]; the other errors of [`RootHandle::update`].
+    pub async fn remove_ended_sessions(&self) -> Result<(), RootError> {
+        self.remove(&self.ended_sessions).await
     }
 
-    async fn remove(&self, victims: &[Victim]) -> Result<(), RootError> {
+    async fn remove(&self, ended_sessions: &[EndedSession]) -> Result<(), RootError> {
         let root = &self.handle.current().root;
-        let ended = victims.iter().map(|victim| victim.session);
+        let ended = ended_sessions
+            .iter()
+            .map(|ended_session| ended_session.session);
         let ended: Vec<SessionId> = ended.filter(|id| root.sessions.contains_key(id)).collect();
         let (Some(volume), false) = (&self.volume, ended.is_empty()) else {
             return Ok(());
@@ -501,7 +506,7 @@ impl Transition for Enter<'_, '_> {
         let Entering {
             id, holder, spools, ..
         } = self.entering;
-        next.drop_grounds(&spools.empty);
+        next.drop_recovery_bases(&spools.empty);
         next.register(*id, holder.clone())?;
         next.note_spool(*id, spools.own);
         if let Some((volume, claim)) = self.volume {

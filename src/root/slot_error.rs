@@ -6,7 +6,7 @@
 
 use super::error::RootError;
 use super::slot_facts::{SLOTS_MAX, SlotFacts};
-use bkfs_chunker::seal::{Secrets, SlotName};
+use bkfs_chunker::crypto::{Secrets, SlotName};
 use bytes::Bytes;
 use std::fmt;
 use std::path::PathBuf;

@@ -2,7 +2,7 @@
 //!
 //! Owns these facts, and how many slots there may be. [`super::slots`] reads and adds slots.
 
-use bkfs_chunker::seal::{Slot, SlotCost, SlotName, Statement};
+use bkfs_chunker::crypto::{Slot, SlotCost, SlotName, Statement};
 
 /// Most slots that may exist when one is added. People make each by hand.
 pub(super) const SLOTS_MAX: usize = 64;

@@ -33,7 +33,7 @@ use super::slot_facts::SlotFacts;
 use super::slots::{Making, Slots};
 use super::state::ROOT_KEY;
 use super::unlock::{damage_of, read_slot};
-use bkfs_chunker::seal::{OpenError, SlotName};
+use bkfs_chunker::crypto::{OpenError, SlotName};
 use jiff::Timestamp;
 use std::collections::HashSet;
 

@@ -1,7 +1,7 @@
 //! Key slots of a sealed repository: listing, adding, and the state that removal starts from.
 //!
 //! Owns the order in which slots are added. The order keeps at every moment at least one slot that
-//! opens, across crashes and concurrent changes. Does not own their form (`bkfs_chunker::seal`),
+//! opens, across crashes and concurrent changes. Does not own their form (`bkfs_chunker::crypto`),
 //! nor passwords.
 //!
 //! [`super::slot_removal`] removes slots.
@@ -15,7 +15,7 @@ use super::slot_error::SlotsError;
 use super::slot_facts::{SLOTS_MAX, SlotFacts, facts_of};
 use super::state::ROOT_KEY;
 use super::unlock::{FoundSlots, Trials, damage_of, find_slots, first_slots, newest_of};
-use bkfs_chunker::seal::{
+use bkfs_chunker::crypto::{
     Config, Header, Keyring, NewSlot, OpenError, Secrets, Slot, SlotCost, SlotName,
 };
 use bkfs_store::Store;

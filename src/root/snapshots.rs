@@ -275,7 +275,7 @@ impl Dated for SnapshotEntry {
 
 /// A request for a new snapshot.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct SnapshotRequest {
+pub struct NewSnapshot {
     /// Its name; `None` names it after its time.
     pub name: Option<String>,
     /// Name of the host.
@@ -301,7 +301,7 @@ pub fn new_entry(
     kept: &SnapshotList,
     trash: &[Arc<Vec<TrashEntry>>],
     (volume, entry): (&str, &Volume),
-    request: &SnapshotRequest,
+    request: &NewSnapshot,
 ) -> Result<SnapshotEntry, RootError> {
     let commit = entry.commit.ok_or_else(|| {
         RootError::damaged("root", format!("volume {volume:?} was never committed"))

@@ -17,8 +17,8 @@ use super::shard::ListRef;
 use super::wire;
 use crate::printable;
 use bkfs_chunker::catalog::IndexRef;
+use bkfs_chunker::crypto::RepositoryId;
 use bkfs_chunker::id::Id;
-use bkfs_chunker::seal::RepositoryId;
 use minicbor::{Decode, Encode};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -43,7 +43,7 @@ pub const MOUNT_POINT_BYTES_MAX: usize = 255;
 pub const HOLDER_TEXT_BYTES_MAX: usize = 64;
 
 /// The largest number of grounds that a root holds.
-pub const GROUNDS_MAX: usize = 32;
+pub const RECOVERY_BASES_MAX: usize = 32;
 
 /// The id of a session: random, registered in the root before its first upload, never reused.
 #[derive(Copy, Clone, Default, Eq, PartialEq, Ord, PartialOrd, Hash, Encode, Decode)]
@@ -123,7 +123,7 @@ pub struct Root {
     #[n(12)]
     pub locked_until_s: Option<i64>,
     /// The roots that this root descends from. Present if and only if the header has the feature
-    /// [`Features::WITNESS`](bkfs_chunker::seal::Features::WITNESS). Only then may the fields
+    /// [`Features::WITNESS`](bkfs_chunker::crypto::Features::WITNESS). Only then may the fields
     /// below, [`Session::covered_journal`], [`Volume::building`], and the flags of recovered
     /// snapshots be present.
     #[n(13)]
@@ -133,9 +133,9 @@ pub struct Root {
     #[n(14)]
     pub lock_rules: Option<Vec<RuleHash>>,
     /// The recovery bases of ended sessions whose spools may still hold operations that they
-    /// acknowledged; at most [`GROUNDS_MAX`].
+    /// acknowledged; at most [`RECOVERY_BASES_MAX`].
     #[n(15)]
-    pub grounds: Option<Vec<Ground>>,
+    pub recovery_bases: Option<Vec<RecoveryBase>>,
 }
 
 /// The hash of a lock rule.
@@ -148,7 +148,7 @@ pub struct RuleHash(#[cbor(n(0), with = "wire::bytes_16")] pub [u8; 16]);
 /// name.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Encode, Decode)]
 #[cbor(array)]
-pub struct Ground {
+pub struct RecoveryBase {
     /// The session.
     #[n(0)]
     pub session: SessionId,
@@ -174,7 +174,7 @@ pub struct Ground {
     pub host: Option<String>,
 }
 
-impl Ground {
+impl RecoveryBase {
     /// Returns the epoch up to which (inclusive) condemned packs may be deleted while the ground is
     /// in the root.
     pub fn base(&self) -> u64 {
@@ -372,7 +372,7 @@ impl Root {
             locked_until_s: None,
             chain: None,
             lock_rules: None,
-            grounds: None,
+            recovery_bases: None,
         }
     }
 
@@ -471,7 +471,7 @@ impl Root {
             let gap = |gap: ChainGap| StateError::Inconsistent(gap.to_string());
             chain.check(self.generation).map_err(gap)?;
         }
-        self.check_grounds()?;
+        self.check_recovery_bases()?;
         for (id, session) in &self.sessions {
             let Some(name) = &session.volume else {
                 continue;

@@ -179,11 +179,11 @@ impl Root {
                 what: "volumes of one session",
             });
         }
-        if let Some(victim) = holder
+        if let Some(ended_session) = holder
             .filter(|holder| *holder != id)
-            .and_then(|victim| self.sessions.get_mut(&victim))
+            .and_then(|ended_session| self.sessions.get_mut(&ended_session))
         {
-            victim.state = SessionState::Ending;
+            ended_session.state = SessionState::Ending;
         }
         let entry = self
             .volumes
@@ -207,7 +207,7 @@ impl Root {
     /// - [`Refusal::Fenced`] if the session is not live, does not hold the volume, or the volume's
     ///   last commit is not the parent (a cloned machine has committed).
     /// - [`Refusal::Unreplayed`] if an ended session of the volume is not among the replayed ones.
-    /// - [`Refusal::GroundsFull`] if the root has no room for a ground.
+    /// - [`Refusal::RecoveryBasesFull`] if the root has no room for a ground.
     pub fn commit(&mut self, change: &CommitChange) -> Result<(), Refusal> {
         self.require_holder(change.session, &change.volume)?;
         let entry = self
@@ -225,7 +225,7 @@ impl Root {
         if !unreplayed.is_empty() {
             return Err(Refusal::Unreplayed(unreplayed));
         }
-        self.leave_grounds(&change.replayed, &change.claimed, Some(change.commit))?;
+        self.leave_recovery_bases(&change.replayed, &change.claimed, Some(change.commit))?;
         self.sessions.retain(|id, session| {
             session.state == SessionState::Live || !change.replayed.contains(id)
         });
@@ -255,7 +255,7 @@ impl Root {
     /// known to hold nothing else.
     ///
     /// # Errors
-    /// [`Refusal::Fenced`] if the session does not hold the volume; [`Refusal::GroundsFull`] if the
+    /// [`Refusal::Fenced`] if the session does not hold the volume; [`Refusal::RecoveryBasesFull`] if the
     /// root has no room for a ground.
     pub fn remove_replayed(
         &mut self,
@@ -272,7 +272,7 @@ impl Root {
         };
         let leaving = self.sessions.iter().filter(|(id, other)| leaves(id, other));
         let leaving: Vec<SessionId> = leaving.map(|(id, _)| *id).collect();
-        self.leave_grounds(&leaving, claimed, None)?;
+        self.leave_recovery_bases(&leaving, claimed, None)?;
         self.sessions.retain(|id, other| !leaves(id, other));
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Finds, orders and tries the key slots of a sealed repository, and unlocks it with a password.
 //!
 //! Owns the order in which slots are tried, the bounds of that work, and the choice among those
-//! that open. Does not own the form of slots (`bkfs_chunker::seal`), nor their changes
+//! that open. Does not own the form of slots (`bkfs_chunker::crypto`), nor their changes
 //! ([`super::slots`], [`super::rotation`]).
 //!
 //! An attacker who can write to the bucket can put objects below `keys/`. So:
@@ -21,7 +21,7 @@
 use super::choice::{KeyChoice, KnownSlot};
 use super::error::{RootError, of_slot, unopenable};
 use super::force::{Force, RootHeader, changed_epoch, no_such_epoch, root_header};
-use bkfs_chunker::seal::{
+use bkfs_chunker::crypto::{
     Config, Header, Keyring, OpenError, RepositoryId, Slot, SlotCost, SlotError, SlotName,
     Statement, Unwrapped,
 };

@@ -4,7 +4,7 @@
 //! keeps the newest one and replaces the root that it shows.
 
 use super::state::Root;
-use bkfs_chunker::seal::Features;
+use bkfs_chunker::crypto::Features;
 use bkfs_store::Version;
 
 /// A root as it was read or written, and the version that a replacement of it names.

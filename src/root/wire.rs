@@ -40,7 +40,7 @@ pub(super) mod bytes_16 {
 /// The id of a repository.
 pub(super) mod repository {
     use super::*;
-    use bkfs_chunker::seal::RepositoryId;
+    use bkfs_chunker::crypto::RepositoryId;
 
     pub fn encode<C, W: Write>(
         value: &RepositoryId,

@@ -46,25 +46,25 @@ pub enum StreamError {
 
 /// Counter of a stream in progress.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct StreamProgress {
     /// Bytes read that are stored or being stored.
     pub bytes: AtomicU64,
 }
 
 /// A file's place in a volume: the names of its directories, and its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct VolumePath {
     directories: Vec<Vec<u8>>,
     name: Vec<u8>,
 }
 
-impl Place {
+impl VolumePath {
     /// Parses a path from the root of the volume.
     ///
     /// # Errors
     /// [`StreamError::Path`] if the path is empty, names a directory, holds `.` or `..`, or begins
     /// with a name of the mount's own.
-    pub fn parse(path: &[u8]) -> Result<Place, StreamError> {
+    pub fn parse(path: &[u8]) -> Result<VolumePath, StreamError> {
         let wrong = |reason: &str| StreamError::Path {
             path: path.escape_ascii().to_string(),
             reason: reason.to_owned(),
@@ -87,7 +87,7 @@ impl Place {
             return Err(wrong("is the mount's own"));
         }
         let name = names.pop().ok_or_else(|| wrong("no name for a file"))?;
-        Ok(Place {
+        Ok(VolumePath {
             directories: names,
             name,
         })
@@ -164,7 +164,7 @@ impl Place {
 }
 
 /// Returns the attributes of a file that is made of a stream.
-pub fn new_file(place: &Place, facts: &Facts, umask: u32) -> NewInode {
+pub fn new_file(place: &VolumePath, facts: &Facts, umask: u32) -> NewInode {
     let profile = bkfs_chunker::ingest::detect(place.name(), &[]);
     let file = facts.file;
     NewInode {
@@ -195,7 +195,7 @@ pub async fn receive(
     volume: &Arc<Volume>,
     new: &NewInode,
     blocks: &mut Blocks,
-    progress: &Progress,
+    progress: &StreamProgress,
     stop: impl Future<Output = &'static str>,
 ) -> Result<Received, StreamError> {
     let inode = volume.begin_deposit(new).await?;
@@ -226,7 +226,7 @@ pub async fn abandon(volume: &Volume, received: Received) {
 /// volume cannot be read or changed, or if the name is a directory's.
 pub async fn keep(
     volume: &Volume,
-    place: &Place,
+    place: &VolumePath,
     new: &NewInode,
     received: Received,
     modified: Timestamp,
@@ -248,7 +248,7 @@ async fn fill(
     volume: &Arc<Volume>,
     inode: u64,
     blocks: &mut Blocks,
-    progress: &Progress,
+    progress: &StreamProgress,
 ) -> Result<u64, StreamError> {
     let mut left = Bytes::new();
     let mut offset = 0;
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn paths_name_a_file() {
-        let place = Place::parse(b"/a//b\xff/c").unwrap();
+        let place = VolumePath::parse(b"/a//b\xff/c").unwrap();
         assert_eq!(place.directories, [b"a".to_vec(), b"b\xff".to_vec()]);
         assert_eq!(place.name(), b"c");
         for path in [
@@ -300,8 +300,8 @@ mod tests {
             b".snapshots/x",
             b"/.bkfs",
         ] {
-            assert!(Place::parse(path).is_err(), "{}", path.escape_ascii());
+            assert!(VolumePath::parse(path).is_err(), "{}", path.escape_ascii());
         }
-        assert!(Place::parse(b"a/.snapshots").is_ok());
+        assert!(VolumePath::parse(b"a/.snapshots").is_ok());
     }
 }

@@ -1,6 +1,6 @@
 //! The one table from errors of a volume to errno values.
 
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::error::ContentError;
 use bkfs_fuse::Errno;
 use bkfs_store::StoreErrorKind;
 
@@ -36,23 +36,23 @@ pub fn errno(error: &VolumeError) -> Errno {
         VolumeError::Commit(_) | VolumeError::OutcomeUnknown(_) | VolumeError::Poisoned(_) => {
             Errno::EIO
         }
-        VolumeError::Depot(error) => depot_errno(error),
+        VolumeError::ContentStore(error) => content_errno(error),
     }
 }
 
-fn depot_errno(error: &DepotError) -> Errno {
+fn content_errno(error: &ContentError) -> Errno {
     match error.cause() {
-        DepotError::Store(error) if error.kind() == StoreErrorKind::NoSpace => Errno::ENOSPC,
-        DepotError::Damaged { .. }
-        | DepotError::Missing { .. }
-        | DepotError::Unknown { .. }
-        | DepotError::Unreadable { .. }
-        | DepotError::Store(_)
-        | DepotError::Stalled { .. }
-        | DepotError::Failed(_)
-        | DepotError::Invalid(_)
-        | DepotError::CacheDirectory { .. }
-        | DepotError::Spool(_)
-        | DepotError::Internal(_) => Errno::EIO,
+        ContentError::Store(error) if error.kind() == StoreErrorKind::NoSpace => Errno::ENOSPC,
+        ContentError::Damaged { .. }
+        | ContentError::Missing { .. }
+        | ContentError::Unknown { .. }
+        | ContentError::Unreadable { .. }
+        | ContentError::Store(_)
+        | ContentError::Stalled { .. }
+        | ContentError::Failed(_)
+        | ContentError::Invalid(_)
+        | ContentError::CacheDirectory { .. }
+        | ContentError::Spool(_)
+        | ContentError::Internal(_) => Errno::EIO,
     }
 }

@@ -41,12 +41,12 @@ pub(super) struct Writer {
 /// Starts a task that fetches the bytes that are likely to be read next, while `range` itself is
 /// read.
 fn fetch_ahead(file: &OpenFile, view: &View, range: &Range<u64>, size: u64) {
-    let most = view.depot().prefetch_bytes_max();
+    let most = view.content_store().prefetch_bytes_max();
     let mut readahead = file.readahead.lock();
     let Some(ahead) = readahead.read(range, size, most) else {
         return;
     };
-    match view.depot().prefetch(ahead.end - ahead.start) {
+    match view.content_store().prefetch(ahead.end - ahead.start) {
         Some(prefetch) => {
             let (view, inode) = (view.clone(), file.number.inode);
             tokio::spawn(async move { view.fetch_ahead(inode, ahead, prefetch).await });

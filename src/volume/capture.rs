@@ -21,7 +21,7 @@ use crate::volume::dirty::Part;
 use crate::volume::error::VolumeError;
 use crate::volume::flush::{FLUSHES_AT_ONCE, Reach};
 use crate::volume::operations::{Content, Operations, Piece};
-use crate::volume::state::{ExtentChanges, Found, Scope, State, Totals};
+use crate::volume::state::{ExtentChanges, Found, Scope, Totals, VolumeState};
 use crate::volume::usage::Leaving;
 
 /// Maximum number of file bytes that a journal carries. Further bytes are stored in packs before
@@ -196,7 +196,7 @@ impl Volume {
     }
 
     /// Takes the changes; none if their contents have too many parts.
-    fn take(&self, state: &mut State, parts_max: usize) -> Option<Capture> {
+    fn take(&self, state: &mut VolumeState, parts_max: usize) -> Option<Capture> {
         let delta = state.take_delta();
         let Some(ranges) = capture_ranges(state, &delta, parts_max) else {
             state.return_delta(state.active.epoch, delta);
@@ -367,7 +367,11 @@ impl Below {
 }
 
 /// Returns the layers' part of the contents that `delta` names; none if there are too many parts.
-fn capture_ranges(state: &State, delta: &Delta, parts_max: usize) -> Option<Vec<CapturedRange>> {
+fn capture_ranges(
+    state: &VolumeState,
+    delta: &Delta,
+    parts_max: usize,
+) -> Option<Vec<CapturedRange>> {
     let mut captured = Vec::new();
     let mut parts_left = parts_max;
     for (inode, ranges) in delta.contents() {
@@ -388,7 +392,7 @@ fn capture_ranges(state: &State, delta: &Delta, parts_max: usize) -> Option<Vec<
     Some(captured)
 }
 
-fn item_count(state: &State) -> usize {
+fn item_count(state: &VolumeState) -> usize {
     state
         .layers(Scope::Live)
         .map(|layer| layer.delta.items.len())
@@ -397,7 +401,7 @@ fn item_count(state: &State) -> usize {
 
 /// Returns the data that a journal would carry now, as (bytes, inode), the largest first. A byte
 /// that both layers hold counts twice.
-fn riding(state: &State) -> Vec<(u64, u64)> {
+fn riding(state: &VolumeState) -> Vec<(u64, u64)> {
     let mut files = Vec::new();
     let layers: Vec<_> = state.layers(Scope::Live).collect();
     for changed in &layers {

@@ -4,7 +4,7 @@
 //! Does not own: the root and its rules (`root`, behind [`Publish`]), the tree's shape (`tree`),
 //! storing of bytes (`flush`, the chunker).
 //!
-//! One task, the [`Committer`], makes all commits of a volume. Callers send a request through a
+//! One task, the [`CommitTask`], makes all commits of a volume. Callers send a request through a
 //! bounded queue and wait for the answer; requests that wait at the same moment share one commit. A
 //! layer whose commit failed stays in memory, readable and complete. It is tried again before any
 //! newer layer.
@@ -27,7 +27,7 @@ use crate::volume::Volume;
 use crate::volume::error::VolumeError;
 use crate::volume::flush::{FLUSHES_AT_ONCE, Reach};
 use crate::volume::nodes::NewNodes;
-use crate::volume::publish::{Committed, Publication, Publish, PublishError, SnapshotRequest};
+use crate::volume::publish::{CommitOutcome, Publication, Publish, PublishError, SnapshotRequest};
 use crate::volume::requests::QueuedCommit;
 use crate::volume::sealed::{SealedItems, without};
 use crate::volume::usage::Leaving;
@@ -52,9 +52,9 @@ impl Volume {
     /// - [`VolumeError::Poisoned`] if the volume accepts nothing more.
     /// - [`VolumeError::Commit`] if the root was not replaced, or the volume is closing.
     /// - [`VolumeError::OutcomeUnknown`] if the commit may have been made.
-    /// - [`VolumeError::Depot`], [`VolumeError::Tree`] or [`VolumeError::Malformed`] if the tree
+    /// - [`VolumeError::ContentStore`], [`VolumeError::Tree`] or [`VolumeError::Malformed`] if the tree
     ///   could not be made. The changes stay in memory for the next commit.
-    pub async fn commit(&self) -> Result<Committed, VolumeError> {
+    pub async fn commit(&self) -> Result<CommitOutcome, VolumeError> {
         self.request(None).await
     }
 
@@ -65,11 +65,14 @@ impl Volume {
     /// # Errors
     /// As [`Volume::commit`]; [`VolumeError::SnapshotName`] if only the snapshot was refused. Then
     /// the commit was made.
-    pub async fn snapshot(&self, snapshot: SnapshotRequest) -> Result<Committed, VolumeError> {
+    pub async fn snapshot(&self, snapshot: SnapshotRequest) -> Result<CommitOutcome, VolumeError> {
         self.request(Some(snapshot)).await
     }
 
-    async fn request(&self, snapshot: Option<SnapshotRequest>) -> Result<Committed, VolumeError> {
+    async fn request(
+        &self,
+        snapshot: Option<SnapshotRequest>,
+    ) -> Result<CommitOutcome, VolumeError> {
         if let Some(error) = self.failure() {
             return Err(error);
         }
@@ -133,13 +136,13 @@ impl Volume {
 }
 
 /// The task that makes all commits of one volume.
-pub struct Committer {
+pub struct CommitTask {
     volume: Arc<Volume>,
     publish: Arc<dyn Publish>,
     requests: mpsc::Receiver<QueuedCommit>,
     /// The facts of the cut whose commit is under way or will be tried again.
     sealing: Option<Sealing>,
-    last: Committed,
+    last: CommitOutcome,
 }
 
 /// The facts of a cut.
@@ -154,7 +157,7 @@ struct Sealing {
     covered: u64,
 }
 
-impl Committer {
+impl CommitTask {
     /// Returns a committer for `volume`, whose tree is in the root of `generation`.
     pub fn new(
         volume: Arc<Volume>,
@@ -162,11 +165,11 @@ impl Committer {
         requests: mpsc::Receiver<QueuedCommit>,
         generation: u64,
     ) -> Self {
-        let last = Committed {
+        let last = CommitOutcome {
             generation,
             snapshot: None,
         };
-        Committer {
+        CommitTask {
             volume,
             publish,
             requests,
@@ -183,7 +186,10 @@ impl Committer {
     ///
     /// # Errors
     /// As [`Volume::commit`].
-    pub async fn run(mut self, stop: impl Future<Output = ()>) -> Result<Committed, VolumeError> {
+    pub async fn run(
+        mut self,
+        stop: impl Future<Output = ()>,
+    ) -> Result<CommitOutcome, VolumeError> {
         tokio::pin!(stop);
         let mut due: Option<Instant> = Some(Instant::now() + PERIOD);
         loop {
@@ -247,7 +253,7 @@ impl Committer {
 
     /// Answers the requests that arrived while a commit failed. They have waited for the same
     /// store, so they do not wait as long once more.
-    fn tell_waiting(&mut self, result: &Result<Committed, VolumeError>) {
+    fn tell_waiting(&mut self, result: &Result<CommitOutcome, VolumeError>) {
         if is_failure(result) {
             while let Ok(request) = self.requests.try_recv() {
                 let _ = request.done.send(result.clone());
@@ -258,7 +264,7 @@ impl Committer {
     async fn commit(
         &mut self,
         snapshot: Option<SnapshotRequest>,
-    ) -> Result<Committed, VolumeError> {
+    ) -> Result<CommitOutcome, VolumeError> {
         if let Some(error) = self.volume.failure() {
             return Err(error);
         }
@@ -273,7 +279,7 @@ impl Committer {
     async fn try_commit(
         &mut self,
         snapshot: Option<SnapshotRequest>,
-    ) -> Result<Committed, VolumeError> {
+    ) -> Result<CommitOutcome, VolumeError> {
         if self.sealing.is_some() {
             self.seal(None).await?;
         }
@@ -303,7 +309,10 @@ impl Committer {
         Ok(())
     }
 
-    async fn seal(&mut self, snapshot: Option<SnapshotRequest>) -> Result<Committed, VolumeError> {
+    async fn seal(
+        &mut self,
+        snapshot: Option<SnapshotRequest>,
+    ) -> Result<CommitOutcome, VolumeError> {
         let Some(sealing) = self.sealing.clone() else {
             return Ok(self.last.clone());
         };
@@ -344,7 +353,7 @@ impl Committer {
                     elapsed = ?started.elapsed(),
                     "committed"
                 );
-                self.last = Committed {
+                self.last = CommitOutcome {
                     generation: committed.generation,
                     snapshot: None,
                 };
@@ -431,11 +440,11 @@ impl Committer {
 }
 
 /// Returns true if the commit itself failed, rather than only its snapshot.
-fn is_failure(result: &Result<Committed, VolumeError>) -> bool {
+fn is_failure(result: &Result<CommitOutcome, VolumeError>) -> bool {
     matches!(result, Err(error) if !matches!(error, VolumeError::SnapshotName(_)))
 }
 
-fn answer(requests: Vec<QueuedCommit>, result: &Result<Committed, VolumeError>) {
+fn answer(requests: Vec<QueuedCommit>, result: &Result<CommitOutcome, VolumeError>) {
     for request in requests {
         let _ = request.done.send(result.clone());
     }

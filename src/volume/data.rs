@@ -16,7 +16,7 @@ use crate::volume::error::VolumeError;
 use crate::volume::flush::{INLINE_BYTES, RUN_BYTES, Reach, place_extents};
 use crate::volume::mode;
 use crate::volume::rescue;
-use crate::volume::state::{Scope, State};
+use crate::volume::state::{Scope, VolumeState};
 use crate::volume::transaction::{Step, Transaction};
 use crate::volume::view::View;
 
@@ -393,7 +393,7 @@ impl Volume {
 /// Applies the other changes of sharing at the same moment as the extents: the dirty bytes in the
 /// range, the size, times and permissions.
 fn finish_share(
-    state: &mut State,
+    state: &mut VolumeState,
     inode: u64,
     range: Range<u64>,
     now: Timestamp,

@@ -65,7 +65,7 @@ impl Volume {
     /// passes them again or drops the deposit.
     ///
     /// # Errors
-    /// [`VolumeError::Depot`] if the bytes cannot be stored; [`VolumeError::Tree`] if extents are
+    /// [`VolumeError::ContentStore`] if the bytes cannot be stored; [`VolumeError::Tree`] if extents are
     /// malformed; [`VolumeError::Stale`] if the inode is gone. As [`Volume::writable`] and
     /// [`View::transact`](crate::volume::view::View::transact).
     pub async fn deposit(
@@ -129,11 +129,11 @@ impl Volume {
                 let mut place = self.place(run, directory, name)?;
                 let mut attributes = run.attributes(inode)?;
                 if let Some((there, _)) = place.holds {
-                    let victim = run.attributes(there)?;
-                    if mode::is_directory(victim.mode) {
+                    let ended_session = run.attributes(there)?;
+                    if mode::is_directory(ended_session.mode) {
                         return Err(VolumeError::IsDirectory.into());
                     }
-                    self.unname(run, &mut place, there, victim, now)?;
+                    self.unname(run, &mut place, there, ended_session, now)?;
                     touch_directory(run, &mut place, -1, now);
                 }
                 touch_directory(run, &mut place, 1, now);

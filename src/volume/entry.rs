@@ -1,6 +1,6 @@
 //! Journal entries, and what their writer does with them (docs/PROTOCOL.md, rule 6).
 //!
-//! Owns: the trait [`Journal`]. Does not own: when entries are written (`journal`), nor their
+//! Owns: the trait [`JournalSink`]. Does not own: when entries are written (`journal`), nor their
 //! objects and numbers (`root::journal`, behind the trait).
 
 use async_trait::async_trait;
@@ -28,7 +28,7 @@ pub struct Entry {
 /// An entry is settled first, which waits for nothing. Only then may a future that stores it
 /// anywhere be dropped: the entry stays settled, and the next call continues with it.
 #[async_trait]
-pub trait Journal: Send + Sync + 'static {
+pub trait JournalSink: Send + Sync + 'static {
     /// Gives the entry its number and its final bytes. It goes before every entry that is settled
     /// later.
     ///

@@ -3,7 +3,7 @@
 //! Owns: the kinds, in terms of a filesystem. Does not own: errno numbers (`vfs::errno`), exit
 //! codes (`cli`).
 
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::error::ContentError;
 
 /// The error that the caller of a filesystem operation gets.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -87,7 +87,7 @@ pub enum VolumeError {
     NoNumberLeft,
     /// Bytes could not be read or stored.
     #[error(transparent)]
-    Depot(std::sync::Arc<DepotError>),
+    ContentStore(std::sync::Arc<ContentError>),
     /// The volume was taken over, or the root could not be replaced.
     #[error("{0}")]
     Commit(String),
@@ -115,11 +115,11 @@ impl VolumeError {
     /// Returns true if the bucket's own copy of an object is damaged or missing.
     pub fn is_damage(&self) -> bool {
         match self {
-            VolumeError::Depot(error) => matches!(
+            VolumeError::ContentStore(error) => matches!(
                 error.cause(),
-                DepotError::Damaged { .. }
-                    | DepotError::Missing { .. }
-                    | DepotError::Unknown { .. }
+                ContentError::Damaged { .. }
+                    | ContentError::Missing { .. }
+                    | ContentError::Unknown { .. }
             ),
             VolumeError::Malformed { .. }
             | VolumeError::NoSuchNumber { .. }
@@ -129,9 +129,9 @@ impl VolumeError {
     }
 }
 
-impl From<DepotError> for VolumeError {
-    fn from(error: DepotError) -> Self {
-        VolumeError::Depot(std::sync::Arc::new(error))
+impl From<ContentError> for VolumeError {
+    fn from(error: ContentError) -> Self {
+        VolumeError::ContentStore(std::sync::Arc::new(error))
     }
 }
 

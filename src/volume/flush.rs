@@ -20,7 +20,7 @@ use crate::tree::key::{self, Key, KeyParts};
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
 use crate::volume::room::Held;
-use crate::volume::state::{Scope, State};
+use crate::volume::state::{Scope, VolumeState};
 
 /// Maximum size of a file that the tree holds, in bytes. A chunk of its own would cost more in
 /// names and frames than it holds.
@@ -99,7 +99,7 @@ impl Volume {
     /// refers to the blobs that it stored for them.
     ///
     /// # Errors
-    /// [`VolumeError::Depot`] if bytes cannot be read or stored; [`VolumeError::Tree`] if nodes or
+    /// [`VolumeError::ContentStore`] if bytes cannot be read or stored; [`VolumeError::Tree`] if nodes or
     /// extents are malformed; [`VolumeError::Malformed`] if an item of the inode is, or if no layer
     /// has its attributes; [`VolumeError::ReadOnly`] if the view is frozen.
     pub async fn flush_file(
@@ -544,7 +544,7 @@ pub(super) struct ExtentPlan {
 }
 
 /// Applies a plan in the layer of `epoch`, unless the layer or the inode is gone.
-pub(super) fn place_extents(state: &mut State, inode: u64, epoch: u64, plan: ExtentPlan) {
+pub(super) fn place_extents(state: &mut VolumeState, inode: u64, epoch: u64, plan: ExtentPlan) {
     let Some(layer) = state.storing_layer(epoch, inode) else {
         return;
     };

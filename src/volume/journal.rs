@@ -1,9 +1,9 @@
 //! fsync(2): makes changes durable without touching the root (docs/PROTOCOL.md, rule 6).
 //!
 //! Owns: when a journal is written, the uploads before it, and the answers to its callers. Does not
-//! own: its contents (`capture`), its object and numbers (`root::journal`, behind [`Journal`]).
+//! own: its contents (`capture`), its object and numbers (`root::journal`, behind [`JournalSink`]).
 //!
-//! One task, the [`Journaler`], writes all journals of a volume, one after the other. Callers that
+//! One task, the [`JournalTask`], writes all journals of a volume, one after the other. Callers that
 //! wait at the same moment share one journal. Commits run concurrently: a journal carries the
 //! changes that are not in the tree yet, from either layer.
 
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::volume::Volume;
 use crate::volume::capture::{Capture, Captured};
-use crate::volume::entry::{Entry, Journal};
+use crate::volume::entry::{Entry, JournalSink};
 use crate::volume::error::VolumeError;
 use crate::volume::flush::Reach;
 use crate::volume::landing::{Aim, PATIENCE, bring, failed, land, send};
@@ -59,7 +59,7 @@ impl Volume {
     /// Cancel safety: dropped, it leaves its request, and the journal is written all the same.
     ///
     /// # Errors
-    /// [`VolumeError::Poisoned`] if the volume accepts nothing more; [`VolumeError::Depot`],
+    /// [`VolumeError::Poisoned`] if the volume accepts nothing more; [`VolumeError::ContentStore`],
     /// [`VolumeError::Tree`] or [`VolumeError::Malformed`] if data could not be stored;
     /// [`VolumeError::Commit`] if the journal could not be written, or the volume is closing. If a
     /// commit is made instead, as [`Volume::commit`]. Except for a poisoned volume the changes stay
@@ -106,7 +106,7 @@ impl Volume {
     /// Cancel safety: dropped, it leaves the bytes dirty, or on their way to the bucket.
     ///
     /// # Errors
-    /// [`VolumeError::Depot`] if the bytes could not be stored, or the store made no progress for
+    /// [`VolumeError::ContentStore`] if the bytes could not be stored, or the store made no progress for
     /// its whole timeout. As [`Volume::flush_file`]. The bytes stay accepted.
     pub async fn deliver(&self, inode: u64) -> Result<(), VolumeError> {
         // Read before the epoch: bytes that a cut in between takes along count as unsent until that
@@ -126,9 +126,9 @@ impl Volume {
 }
 
 /// The task that writes all journals of one volume.
-pub struct Journaler {
+pub struct JournalTask {
     volume: Arc<Volume>,
-    journal: Arc<dyn Journal>,
+    journal: Arc<dyn JournalSink>,
     requests: mpsc::Receiver<QueuedFsync>,
     /// True if the spool is enough for fsync.
     is_local: bool,
@@ -157,15 +157,15 @@ enum Outcome {
 /// stay in the volume.
 ///
 /// # Errors
-/// [`VolumeError::Depot`] or [`VolumeError::Commit`] if there is no spool, it fails, or the changes
+/// [`VolumeError::ContentStore`] or [`VolumeError::Commit`] if there is no spool, it fails, or the changes
 /// are too much for a journal; [`VolumeError::Poisoned`] if the volume has failed. Those of
 /// [`Volume::flush_file`].
 pub async fn keep_everything(
     volume: Arc<Volume>,
-    journal: Arc<dyn Journal>,
+    journal: Arc<dyn JournalSink>,
 ) -> Result<(), VolumeError> {
     let (_, requests) = mpsc::channel(1);
-    let mut journaler = Journaler {
+    let mut journaler = JournalTask {
         volume: volume.clone(),
         journal,
         requests,
@@ -195,11 +195,11 @@ pub async fn keep_everything(
     }
 }
 
-impl Journaler {
+impl JournalTask {
     /// Returns the journaler of `volume`; none if it has one already.
-    pub fn new(volume: Arc<Volume>, journal: Arc<dyn Journal>) -> Option<Self> {
+    pub fn new(volume: Arc<Volume>, journal: Arc<dyn JournalSink>) -> Option<Self> {
         let requests = volume.fsyncs_waiting.lock().take()?;
-        Some(Journaler {
+        Some(JournalTask {
             volume,
             journal,
             requests,
@@ -227,7 +227,7 @@ impl Journaler {
     /// Serves requests until it is dropped.
     ///
     /// Cancel safety: dropped, it returns the changes that it took for an unwritten journal to the
-    /// layers; settled entries stay with the [`Journal`].
+    /// layers; settled entries stay with the [`JournalSink`].
     pub async fn run(mut self) {
         let volume = self.volume.clone();
         let mut due: Option<Instant> = None;
@@ -370,7 +370,7 @@ impl Journaler {
     /// waited for as long once more.
     fn is_of_the_spool(&self, error: &VolumeError) -> bool {
         let is_of_the_store = match error {
-            VolumeError::Depot(error) => error.is_of_the_store(),
+            VolumeError::ContentStore(error) => error.is_of_the_store(),
             _ => false,
         };
         self.volume.failure().is_none() && !is_of_the_store

@@ -1,12 +1,12 @@
 //! Sends settled journal entries to the bucket, or keeps them in the spool.
 //!
 //! Owns: the waits, and when the spool takes the place of a silent store. Does not own: when
-//! entries are sent (`journal`), the objects ([`Journal`]).
+//! entries are sent (`journal`), the objects ([`JournalSink`]).
 
 use std::time::Duration;
 
 use crate::volume::Volume;
-use crate::volume::entry::Journal;
+use crate::volume::entry::JournalSink;
 use crate::volume::error::VolumeError;
 use crate::volume::publish::PublishError;
 
@@ -33,7 +33,7 @@ pub(super) enum Aim {
 /// Failures of uploads; [`VolumeError::Commit`] for those of the journal.
 pub(super) async fn bring(
     volume: &Volume,
-    journal: &dyn Journal,
+    journal: &dyn JournalSink,
     aim: Aim,
 ) -> Result<(), VolumeError> {
     send(volume, journal, land(volume, journal), aim).await
@@ -46,7 +46,7 @@ pub(super) async fn bring(
 /// Those of `landing`; [`VolumeError::Commit`] if the spool fails.
 pub(super) async fn send(
     volume: &Volume,
-    journal: &dyn Journal,
+    journal: &dyn JournalSink,
     landing: impl Future<Output = Result<(), VolumeError>>,
     aim: Aim,
 ) -> Result<(), VolumeError> {
@@ -65,7 +65,7 @@ pub(super) async fn send(
 ///
 /// A full spool is waited for no longer than the store: entries that reach the bucket make room in
 /// the spool. An entry that has reached the bucket itself need not be kept.
-async fn keep(volume: &Volume, journal: &dyn Journal) -> Result<(), VolumeError> {
+async fn keep(volume: &Volume, journal: &dyn JournalSink) -> Result<(), VolumeError> {
     let lands = async {
         loop {
             tokio::time::sleep(PATIENCE).await;
@@ -102,7 +102,7 @@ pub(super) fn failed(volume: &Volume, error: PublishError) -> VolumeError {
 ///
 /// # Errors
 /// Failures of uploads; [`VolumeError::Commit`] for those of the journal.
-pub(super) async fn land(volume: &Volume, journal: &dyn Journal) -> Result<(), VolumeError> {
+pub(super) async fn land(volume: &Volume, journal: &dyn JournalSink) -> Result<(), VolumeError> {
     let until = journal.settled();
     volume.ingest.deliver().await?;
     let landed = journal.land(until).await;

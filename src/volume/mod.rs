@@ -137,7 +137,7 @@ pub struct VolumeParts {
 }
 
 impl Volume {
-    /// Returns a volume, and the queue of requests that its committer ([`commit::Committer`]) must
+    /// Returns a volume, and the queue of requests that its committer ([`commit::CommitTask`]) must
     /// serve.
     pub fn new(parts: VolumeParts) -> (Arc<Volume>, mpsc::Receiver<QueuedCommit>) {
         let (requests, receiver) = mpsc::channel(64);

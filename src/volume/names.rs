@@ -1,6 +1,6 @@
 //! The mapping from a name to its position in the tree.
 
-use bkfs_chunker::seal::Keyring;
+use bkfs_chunker::crypto::Keyring;
 
 use crate::tree::key::name_cookie;
 

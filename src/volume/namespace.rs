@@ -58,7 +58,7 @@ pub struct Entry {
 }
 
 /// A name in a directory, within a transaction.
-pub(super) struct Place {
+pub(super) struct NameInDirectory {
     directory: u64,
     attributes: Attributes,
     pub(super) key: Key,
@@ -82,7 +82,12 @@ impl Volume {
         ))
     }
 
-    pub(super) fn place(&self, run: &Transaction<'_>, directory: u64, name: &[u8]) -> Step<Place> {
+    pub(super) fn place(
+        &self,
+        run: &Transaction<'_>,
+        directory: u64,
+        name: &[u8],
+    ) -> Step<NameInDirectory> {
         let attributes = run.attributes(directory)?;
         if !mode::is_directory(attributes.mode) {
             return Err(VolumeError::NotDirectory.into());
@@ -96,7 +101,7 @@ impl Volume {
             Some(Item::Name { inode, file_type }) => Some((inode, file_type)),
             Some(_) => return Err(VolumeError::Malformed { inode: directory }.into()),
         };
-        Ok(Place {
+        Ok(NameInDirectory {
             directory,
             attributes,
             key,
@@ -227,13 +232,13 @@ impl Volume {
                 let Some((inode, _)) = place.holds else {
                     return Err(VolumeError::NotFound.into());
                 };
-                let victim = run.attributes(inode)?;
-                match (mode::is_directory(victim.mode), want_directory) {
+                let ended_session = run.attributes(inode)?;
+                match (mode::is_directory(ended_session.mode), want_directory) {
                     (true, false) => return Err(VolumeError::IsDirectory.into()),
                     (false, true) => return Err(VolumeError::NotDirectory.into()),
                     _ => {}
                 }
-                self.unname(run, &mut place, inode, victim, now)?;
+                self.unname(run, &mut place, inode, ended_session, now)?;
                 touch_directory(run, &mut place, -1, now);
                 run.set(place.key.clone(), None);
                 Ok(())
@@ -246,29 +251,29 @@ impl Volume {
     pub(super) fn unname(
         &self,
         run: &mut Transaction<'_>,
-        place: &mut Place,
+        place: &mut NameInDirectory,
         inode: u64,
-        mut victim: Attributes,
+        mut ended_session: Attributes,
         now: Timestamp,
     ) -> Step<()> {
-        if mode::is_directory(victim.mode) {
-            if victim.size_bytes != 0 {
+        if mode::is_directory(ended_session.mode) {
+            if ended_session.size_bytes != 0 {
                 return Err(VolumeError::NotEmpty.into());
             }
             place.attributes.links = place.attributes.links.saturating_sub(1);
-            victim.links = 0;
+            ended_session.links = 0;
         } else {
-            victim.links = victim.links.saturating_sub(1);
+            ended_session.links = ended_session.links.saturating_sub(1);
         }
-        victim.changed = now;
-        if victim.links > 0 {
-            run.set_attributes(inode, victim);
+        ended_session.changed = now;
+        if ended_session.links > 0 {
+            run.set_attributes(inode, ended_session);
         } else if self.usage.in_use(inode) {
-            run.set_attributes(inode, victim);
+            run.set_attributes(inode, ended_session);
             run.set(Key::orphan(inode), Some(Item::Orphan));
             self.orphans.lock().insert(inode);
         } else {
-            drop_inode(run, inode, &victim);
+            drop_inode(run, inode, &ended_session);
         }
         Ok(())
     }
@@ -359,7 +364,7 @@ impl Volume {
     fn move_name(
         &self,
         run: &mut Transaction<'_>,
-        (mut source, mut target): (Place, Place),
+        (mut source, mut target): (NameInDirectory, NameInDirectory),
         moved: (u64, u8),
         now: Timestamp,
     ) -> Step<()> {
@@ -368,13 +373,13 @@ impl Volume {
         let is_directory = mode::is_directory(attributes.mode);
         let same = source.directory == target.directory;
         if let Some((inode, _)) = there {
-            let victim = run.attributes(inode)?;
-            match (is_directory, mode::is_directory(victim.mode)) {
+            let ended_session = run.attributes(inode)?;
+            match (is_directory, mode::is_directory(ended_session.mode)) {
                 (true, false) => return Err(VolumeError::NotDirectory.into()),
                 (false, true) => return Err(VolumeError::IsDirectory.into()),
                 _ => {}
             }
-            self.unname(run, &mut target, inode, victim, now)?;
+            self.unname(run, &mut target, inode, ended_session, now)?;
             touch_directory(run, &mut target, -1, now);
         }
         if same {
@@ -415,8 +420,8 @@ fn shifted(links: u32, gains: bool, loses: bool) -> u32 {
 
 fn exchange(
     run: &mut Transaction<'_>,
-    mut source: Place,
-    mut target: Place,
+    mut source: NameInDirectory,
+    mut target: NameInDirectory,
     moved: (u64, u8),
     there: (u64, u8),
     now: Timestamp,
@@ -471,7 +476,7 @@ pub(super) fn name_item(inode: u64, attributes: &Attributes) -> Item {
 /// Changes the number of names of a directory by `names`, and updates its times.
 pub(super) fn touch_directory(
     run: &mut Transaction<'_>,
-    place: &mut Place,
+    place: &mut NameInDirectory,
     names: i64,
     now: Timestamp,
 ) {

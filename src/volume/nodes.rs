@@ -6,7 +6,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use bkfs_chunker::depot::Depot;
+use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::Ingest;
 use bytes::Bytes;
@@ -25,17 +25,17 @@ const CACHED_NODES: NonZeroUsize = NonZeroUsize::new(1536).expect("not zero");
 
 /// Reads the nodes of all trees of the repository.
 pub struct Nodes {
-    depot: Depot,
+    content_store: ContentStore,
     names: Names,
     cache: Mutex<LruCache<Id, Arc<Node>>>,
 }
 
 impl Nodes {
-    /// Returns a reader of the nodes of `depot`.
-    pub fn new(depot: Depot) -> Self {
-        let names = Names::new(depot.keyring().clone());
+    /// Returns a reader of the nodes of `content_store`.
+    pub fn new(content_store: ContentStore) -> Self {
+        let names = Names::new(content_store.keyring().clone());
         Nodes {
-            depot,
+            content_store,
             names,
             cache: Mutex::new(LruCache::new(CACHED_NODES)),
         }
@@ -47,8 +47,8 @@ impl Nodes {
     }
 
     /// Returns the depot that nodes are read from.
-    pub fn depot(&self) -> &Depot {
-        &self.depot
+    pub fn content_store(&self) -> &ContentStore {
+        &self.content_store
     }
 
     /// Decodes a node and caches it.
@@ -68,7 +68,7 @@ impl NodeSource for Nodes {
         if let Some(node) = self.cache.lock().get(&id) {
             return Ok(node.clone());
         }
-        let bytes = self.depot.read_blob(Kind::Node, id).await?;
+        let bytes = self.content_store.read_blob(Kind::Node, id).await?;
         self.keep(id, bytes)
     }
 }

@@ -20,7 +20,7 @@ pub struct SnapshotRequest {
 
 /// The result of a commit.
 #[derive(Debug, Clone, Default)]
-pub struct Committed {
+pub struct CommitOutcome {
     /// The generation of the root that holds the commit.
     pub generation: u64,
     /// The name of the snapshot, if one was made.
@@ -72,5 +72,5 @@ pub trait Publish: Send + Sync + 'static {
     ///
     /// # Errors
     /// See [`PublishError`].
-    async fn publish(&self, publication: Publication) -> Result<Committed, PublishError>;
+    async fn publish(&self, publication: Publication) -> Result<CommitOutcome, PublishError>;
 }

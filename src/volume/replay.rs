@@ -29,7 +29,7 @@ impl Volume {
     /// must not be committed.
     ///
     /// # Errors
-    /// [`VolumeError::Depot`], [`VolumeError::Tree`] or [`VolumeError::Malformed`] if acknowledged
+    /// [`VolumeError::ContentStore`], [`VolumeError::Tree`] or [`VolumeError::Malformed`] if acknowledged
     /// contents cannot be found or read; [`VolumeError::ReadOnly`] if the view is frozen. After an
     /// error, nothing of the volume may be committed.
     pub async fn replay(&self, journals: &[Operations]) -> Result<(), VolumeError> {

@@ -6,18 +6,18 @@
 use tokio::sync::oneshot;
 
 use crate::volume::error::VolumeError;
-use crate::volume::publish::{Committed, SnapshotRequest};
+use crate::volume::publish::{CommitOutcome, SnapshotRequest};
 
-/// A request for a commit, in the queue of the [`Committer`](crate::volume::commit::Committer).
+/// A request for a commit, in the queue of the [`Committer`](crate::volume::commit::CommitTask).
 #[derive(Debug)]
 pub struct QueuedCommit {
     /// The snapshot to make of the commit; none for a commit alone.
     pub(super) snapshot: Option<SnapshotRequest>,
     /// The channel for the answer.
-    pub(super) done: oneshot::Sender<Result<Committed, VolumeError>>,
+    pub(super) done: oneshot::Sender<Result<CommitOutcome, VolumeError>>,
 }
 
 /// A caller of fsync that waits for a journal, in the queue of the
-/// [`Journaler`](crate::volume::journal::Journaler).
+/// [`Journaler`](crate::volume::journal::JournalTask).
 #[derive(Debug)]
 pub struct QueuedFsync(pub(super) oneshot::Sender<Result<(), VolumeError>>);

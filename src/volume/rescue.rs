@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::{Delivered, Ingest, NamedPack};
 use bkfs_chunker::pack::PackName;
@@ -71,12 +71,12 @@ pub async fn ensure(ingest: &Ingest, kind: Kind, id: Id) -> Result<(), VolumeErr
             continue;
         }
         if ingest.adopt_blob(kind, id).is_ok() {
-            if kind == Kind::Segment && ingest.depot().knows_damage() {
+            if kind == Kind::Segment && ingest.content_store().knows_damage() {
                 heal_chunks(ingest, id).await?;
             }
             continue;
         }
-        let bytes = ingest.depot().read_blob(kind, id).await?;
+        let bytes = ingest.content_store().read_blob(kind, id).await?;
         let children = below(kind, &bytes).map_err(|why| senseless(id, why))?;
         stack.push((kind, id, Some(bytes)));
         stack.extend(children.into_iter().map(|(kind, id)| (kind, id, None)));
@@ -91,15 +91,19 @@ pub async fn ensure(ingest: &Ingest, kind: Kind, id: Id) -> Result<(), VolumeErr
 /// # Errors
 /// Every other failure to read a chunk: it does not prove that the chunk is lost.
 async fn heal_chunks(ingest: &Ingest, segment: Id) -> Result<(), VolumeError> {
-    let depot = ingest.depot();
-    let Some(bytes) = whole(depot.read_blob(Kind::Segment, segment).await, segment)? else {
+    let content_store = ingest.content_store();
+    let Some(bytes) = whole(
+        content_store.read_blob(Kind::Segment, segment).await,
+        segment,
+    )?
+    else {
         return Ok(());
     };
     for (chunk, _) in chunks_of(&bytes).map_err(|why| senseless(segment, why))? {
         if ingest.adopt_blob(Kind::Chunk, chunk).is_ok() {
             continue;
         }
-        let read = depot.read_blob(Kind::Chunk, chunk).await;
+        let read = content_store.read_blob(Kind::Chunk, chunk).await;
         if let Some(bytes) = whole(read, segment)? {
             ingest.store_blob(Kind::Chunk, bytes).await?;
         }
@@ -111,7 +115,7 @@ async fn heal_chunks(ingest: &Ingest, segment: Id) -> Result<(), VolumeError> {
 ///
 /// # Errors
 /// Every other failure to read it.
-fn whole(read: Result<Bytes, DepotError>, segment: Id) -> Result<Option<Bytes>, VolumeError> {
+fn whole(read: Result<Bytes, ContentError>, segment: Id) -> Result<Option<Bytes>, VolumeError> {
     match read {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.is_lost() => {
@@ -170,17 +174,20 @@ type Blob = (Kind, Id);
 /// # Errors
 /// Those of [`ensure`]; [`VolumeError::Tree`] if a pack is damaged.
 pub async fn take(ingest: &Ingest, packs: Vec<NamedPack>) -> Result<(), VolumeError> {
-    let depot = ingest.depot();
-    let is_unlisted = |pack: &NamedPack| pack.is_metadata && !depot.is_listed(&pack.name);
+    let content_store = ingest.content_store();
+    let is_unlisted = |pack: &NamedPack| pack.is_metadata && !content_store.is_listed(&pack.name);
     let (metadata, data): (Vec<_>, Vec<_>) = packs.into_iter().partition(is_unlisted);
     take_over(ingest, data).await?;
     let config = VerifierConfig {
-        workers: depot.config().workers,
-        timeout_ms: depot.config().timeout_ms,
+        workers: content_store.config().workers,
+        timeout_ms: content_store.config().timeout_ms,
         ..VerifierConfig::default()
     };
-    let (store, keyring) = (depot.store().clone(), depot.keyring().clone());
-    let verifier = Verifier::new(store, keyring, depot.entropy().clone(), &config)?;
+    let (store, keyring) = (
+        content_store.store().clone(),
+        content_store.keyring().clone(),
+    );
+    let verifier = Verifier::new(store, keyring, content_store.entropy().clone(), &config)?;
     let mut candidates = Vec::with_capacity(metadata.len());
     for pack in metadata {
         candidates.push(examine(&verifier, pack).await?);
@@ -275,9 +282,9 @@ async fn is_anywhere(ingest: &Ingest, kind: Kind, id: Id) -> Result<bool, Volume
     if ingest.adopt_blob(kind, id).is_ok() {
         return Ok(true);
     }
-    match ingest.depot().read_blob(kind, id).await {
+    match ingest.content_store().read_blob(kind, id).await {
         Ok(_) => Ok(true),
-        Err(DepotError::Unknown { .. }) => Ok(false),
+        Err(ContentError::Unknown { .. }) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
@@ -313,7 +320,7 @@ async fn store_contents(ingest: &Ingest, candidate: &Candidate) -> Result<(), Vo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bkfs_chunker::seal::OpenError;
+    use bkfs_chunker::crypto::OpenError;
     use bkfs_chunker::spool::SpoolError;
     use bkfs_store::{Operation, StoreError, StoreErrorKind};
     use std::sync::Arc;
@@ -322,14 +329,14 @@ mod tests {
     #[test]
     fn only_what_is_known_to_be_gone_is_lost() {
         let (id, object) = (Id([7; 32]), || "data/x".to_owned());
-        let damaged = DepotError::Damaged {
+        let damaged = ContentError::Damaged {
             object: object(),
             what: "its tag".to_owned(),
         };
         let lost = [
             damaged.clone(),
-            DepotError::Missing { object: object() },
-            DepotError::Unknown {
+            ContentError::Missing { object: object() },
+            ContentError::Unknown {
                 kind: Kind::Chunk,
                 id,
             },
@@ -340,19 +347,19 @@ mod tests {
         }
         let kind = StoreErrorKind::Denied;
         let others = [
-            DepotError::Unreadable {
+            ContentError::Unreadable {
                 object: object(),
                 source: Arc::new(OpenError::UnknownFeatures { bits: 2 }),
             },
             StoreError::new(kind, Operation::Get, object(), "no").into(),
-            DepotError::Stalled {
+            ContentError::Stalled {
                 waited_ms: 1,
                 last: None,
             },
-            DepotError::Failed(Arc::new(damaged)),
-            DepotError::Invalid("a range"),
-            DepotError::Spool(SpoolError::Damaged { path: object() }),
-            DepotError::Internal("a mistake"),
+            ContentError::Failed(Arc::new(damaged)),
+            ContentError::Invalid("a range"),
+            ContentError::Spool(SpoolError::Damaged { path: object() }),
+            ContentError::Internal("a mistake"),
         ];
         for error in others {
             let told = error.to_string();

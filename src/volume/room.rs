@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::volume::error::VolumeError;
-use crate::volume::state::State;
+use crate::volume::state::VolumeState;
 
 /// The memory limits of the layers, in bytes.
 #[derive(Debug, Clone, Copy)]
@@ -59,7 +59,7 @@ impl Room {
     /// Returns the pressure of dirty bytes. Bytes that wait to be written use the same memory, but
     /// at least a quarter of the limit stays for dirty bytes, so that waiting writers need not wait
     /// for themselves.
-    pub fn data_pressure(&self, state: &State) -> Pressure {
+    pub fn data_pressure(&self, state: &VolumeState) -> Pressure {
         let limit = self.limits.data_bytes;
         let waiting = self.waiting_bytes.load(Ordering::Relaxed);
         let left = limit.saturating_sub(waiting).max(limit / 4);
@@ -79,7 +79,7 @@ impl Room {
     }
 
     /// Returns the pressure of items.
-    pub fn item_pressure(&self, state: &State) -> Pressure {
+    pub fn item_pressure(&self, state: &VolumeState) -> Pressure {
         pressure(state.item_cost(), self.limits.item_bytes)
     }
 
@@ -164,7 +164,7 @@ mod tests {
             data_bytes: 1 << 20,
             item_bytes: 1 << 20,
         });
-        let mut state = State::new(Id([0; 32]), Totals::default());
+        let mut state = VolumeState::new(Id([0; 32]), Totals::default());
         let dirty = vec![1; 400 << 10];
         state
             .active
@@ -175,7 +175,7 @@ mod tests {
         drop(held);
         assert_eq!(room.data_pressure(&state), Pressure::None);
         let _held = room.hold(1 << 30);
-        let empty = State::new(Id([0; 32]), Totals::default());
+        let empty = VolumeState::new(Id([0; 32]), Totals::default());
         assert_eq!(
             room.data_pressure(&empty),
             Pressure::None,

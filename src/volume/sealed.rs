@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::tree::item::Item;
 use crate::tree::key::Key;
-use crate::volume::state::State;
+use crate::volume::state::VolumeState;
 
 /// Number of items that are encoded while the state is locked once.
 const ENCODED_AT_ONCE: usize = 512;
@@ -20,7 +20,7 @@ const ENCODED_AT_ONCE: usize = 512;
 /// The state is locked for a few items at a time. This is safe because the layer does not change
 /// after all its dirty bytes are stored.
 pub struct SealedItems<'a> {
-    state: &'a Mutex<State>,
+    state: &'a Mutex<VolumeState>,
     /// Items up to this key have been taken.
     taken: Bound<Key>,
     ready: std::vec::IntoIter<Encoded>,
@@ -31,7 +31,7 @@ pub type Encoded = (Key, Option<Bytes>);
 
 impl<'a> SealedItems<'a> {
     /// Returns the items of the sealing layer.
-    pub fn new(state: &'a Mutex<State>) -> Self {
+    pub fn new(state: &'a Mutex<VolumeState>) -> Self {
         SealedItems {
             state,
             taken: Bound::Unbounded,
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn every_item_comes_once_and_in_order_and_the_state_is_free_between() {
-        let mut state = State::new(Id([0; 32]), Totals::default());
+        let mut state = VolumeState::new(Id([0; 32]), Totals::default());
         let count = 2 * ENCODED_AT_ONCE as u64 + 7;
         for inode in 0..count {
             let item = (inode % 3 > 0).then_some(Item::Orphan);

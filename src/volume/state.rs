@@ -170,7 +170,7 @@ pub struct Totals {
 
 /// The two layers and the base.
 #[derive(Debug)]
-pub struct State {
+pub struct VolumeState {
     /// The layer that takes all changes.
     pub active: Layer,
     /// The layer that is being committed.
@@ -193,10 +193,10 @@ pub struct State {
     pub refusal: Option<VolumeError>,
 }
 
-impl State {
+impl VolumeState {
     /// Returns a state without changes above `base`.
     pub fn new(base: Id, totals: Totals) -> Self {
-        State {
+        VolumeState {
             active: Layer::new(1),
             sealing: None,
             base,
@@ -587,8 +587,8 @@ pub enum Below {
 mod tests {
     use super::*;
 
-    fn state() -> State {
-        State::new(Id([0; 32]), Totals::default())
+    fn state() -> VolumeState {
+        VolumeState::new(Id([0; 32]), Totals::default())
     }
 
     #[test]
@@ -688,7 +688,7 @@ mod tests {
     #[test]
     fn the_last_extent_before_a_place_is_the_newest_that_is_not_hidden() {
         let mut state = state();
-        let start = |state: &State, at| {
+        let start = |state: &VolumeState, at| {
             let before = state.extent_before(Scope::Live, 7, at);
             before.map(|placed| placed.offset)
         };

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::Key;
 use crate::volume::error::VolumeError;
-use crate::volume::state::{Found, Scope, State};
+use crate::volume::state::{Found, Scope, VolumeState};
 use crate::volume::view::View;
 
 /// The reason why a run of the closure ended without a result.
@@ -56,7 +56,7 @@ enum Effect {
 
 /// One run of an operation against the state.
 pub struct Transaction<'a> {
-    state: &'a State,
+    state: &'a VolumeState,
     fetched: &'a HashMap<Key, Option<Item>>,
     effects: Vec<Effect>,
     written: HashMap<Key, Option<Item>>,
@@ -142,7 +142,7 @@ impl Transaction<'_> {
 }
 
 /// Applies the writes of a transaction to the active layer.
-fn apply(state: &mut State, effects: Vec<Effect>, inodes: i64, bytes: i64) {
+fn apply(state: &mut VolumeState, effects: Vec<Effect>, inodes: i64, bytes: i64) {
     let stamp = state.next_stamp();
     state.count(inodes, bytes);
     let layer = &mut state.active;
@@ -200,7 +200,7 @@ impl View {
     ///
     /// # Errors
     /// - The errors of `operation`.
-    /// - [`VolumeError::Depot`] or [`VolumeError::Tree`] if an item cannot be fetched from the
+    /// - [`VolumeError::ContentStore`] or [`VolumeError::Tree`] if an item cannot be fetched from the
     ///   tree.
     /// - [`VolumeError::Poisoned`] if the volume accepts nothing more, also if that happens during
     ///   a fetch.

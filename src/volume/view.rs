@@ -10,7 +10,7 @@ use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bkfs_chunker::depot::{Depot, Prefetch};
+use bkfs_chunker::content_store::{ContentStore, Prefetch};
 use bkfs_chunker::extent::Piece;
 use bkfs_chunker::id::Id;
 use bytes::Bytes;
@@ -23,7 +23,7 @@ use crate::tree::map::Tree;
 use crate::volume::dirty::Part;
 use crate::volume::error::VolumeError;
 use crate::volume::nodes::{Nodes, decode_item};
-use crate::volume::state::{Below, Changes, ExtentChanges, Found, Scope, State, Totals};
+use crate::volume::state::{Below, Changes, ExtentChanges, Found, Scope, Totals, VolumeState};
 
 /// Zeroes that stand for holes.
 static ZEROES: [u8; 256 * 1024] = [0; 256 * 1024];
@@ -35,7 +35,7 @@ const HIDDEN_MAX: usize = 8;
 /// The items and bytes of one volume or snapshot. Cheap to clone.
 #[derive(Clone)]
 pub struct View {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<VolumeState>>,
     nodes: Arc<Nodes>,
     writable: bool,
 }
@@ -74,7 +74,7 @@ impl View {
     /// Returns a view of a tree that never changes.
     pub fn frozen(nodes: Arc<Nodes>, tree: Id, totals: Totals) -> View {
         View {
-            state: Arc::new(Mutex::new(State::new(tree, totals))),
+            state: Arc::new(Mutex::new(VolumeState::new(tree, totals))),
             nodes,
             writable: false,
         }
@@ -83,7 +83,7 @@ impl View {
     /// Returns a view of a volume that changes.
     pub fn live(nodes: Arc<Nodes>, tree: Id, totals: Totals) -> View {
         View {
-            state: Arc::new(Mutex::new(State::new(tree, totals))),
+            state: Arc::new(Mutex::new(VolumeState::new(tree, totals))),
             nodes,
             writable: true,
         }
@@ -93,7 +93,7 @@ impl View {
     ///
     /// # Errors
     /// [`VolumeError::ReadOnly`] for frozen views.
-    pub fn state(&self) -> Result<&Mutex<State>, VolumeError> {
+    pub fn state(&self) -> Result<&Mutex<VolumeState>, VolumeError> {
         if self.writable {
             Ok(&self.state)
         } else {
@@ -102,8 +102,8 @@ impl View {
     }
 
     /// Returns the depot that blobs are read from.
-    pub fn depot(&self) -> &Depot {
-        self.nodes.depot()
+    pub fn content_store(&self) -> &ContentStore {
+        self.nodes.content_store()
     }
 
     /// Returns the reader of tree nodes.
@@ -124,7 +124,7 @@ impl View {
     /// Returns one item of a tree; none if it does not exist.
     ///
     /// # Errors
-    /// [`VolumeError::Depot`] if a node cannot be read; [`VolumeError::Tree`] if a node or the item
+    /// [`VolumeError::ContentStore`] if a node cannot be read; [`VolumeError::Tree`] if a node or the item
     /// is malformed.
     pub async fn item_below(&self, base: Id, key: &Key) -> Result<Option<Item>, VolumeError> {
         let value = Tree::new(base).get(self.nodes.as_ref(), key).await?;
@@ -161,7 +161,7 @@ impl View {
     /// any.
     ///
     /// # Errors
-    /// [`VolumeError::Depot`] if a node cannot be read; [`VolumeError::Tree`] if a node, or an item
+    /// [`VolumeError::ContentStore`] if a node cannot be read; [`VolumeError::Tree`] if a node, or an item
     /// on the page, is malformed.
     pub async fn items(
         &self,
@@ -176,7 +176,7 @@ impl View {
     /// them: the page lists those separately.
     ///
     /// # Errors
-    /// [`VolumeError::Depot`] if a node cannot be read; [`VolumeError::Tree`] if a node is
+    /// [`VolumeError::ContentStore`] if a node cannot be read; [`VolumeError::Tree`] if a node is
     /// malformed.
     pub async fn any_items(
         &self,
@@ -316,7 +316,7 @@ impl View {
     /// zeroes.
     ///
     /// # Errors
-    /// As [`View::extents`]; [`VolumeError::Depot`] if contents cannot be read.
+    /// As [`View::extents`]; [`VolumeError::ContentStore`] if contents cannot be read.
     pub async fn read(
         &self,
         scope: Scope,
@@ -337,7 +337,7 @@ impl View {
             None
         };
         let (sources, pieces) = plan(range, parts, &extents, inline);
-        let mut stored = self.depot().read(&pieces).await?.into_iter();
+        let mut stored = self.content_store().read(&pieces).await?.into_iter();
         let mut bytes = Vec::with_capacity(sources.len());
         for source in sources {
             match source {
@@ -468,7 +468,7 @@ fn plan(
     extents: &[Placed],
     inline: Option<Bytes>,
 ) -> (Vec<Source>, Vec<Piece>) {
-    let mut plan = Plan {
+    let mut plan = ReadPlan {
         sources: Vec::new(),
         pieces: Vec::new(),
         extents,
@@ -487,14 +487,14 @@ fn plan(
     (plan.sources, plan.pieces)
 }
 
-struct Plan<'a> {
+struct ReadPlan<'a> {
     sources: Vec<Source>,
     pieces: Vec<Piece>,
     extents: &'a [Placed],
     inline: Option<Bytes>,
 }
 
-impl Plan<'_> {
+impl ReadPlan<'_> {
     /// Adds a part without dirty bytes.
     fn clean(&mut self, range: Range<u64>) {
         let mut at = range.start;

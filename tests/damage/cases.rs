@@ -9,7 +9,7 @@ use bkfs::root::choice::KeyChoice;
 use bkfs::root::memory::{GenerationMemory, VolatileMemory};
 use bkfs::root::repository::open_keys;
 use bkfs::root::state::Root;
-use bkfs_chunker::seal::Class;
+use bkfs_chunker::crypto::Class;
 use bytes::Bytes;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

@@ -20,11 +20,11 @@ use bkfs::root::holder::SystemProcesses;
 use bkfs::root::session::OpenSession;
 use bkfs::root::state::{Condemned, HolderInfo, Root, SessionId};
 use bkfs::root::transition::{IndexChange, ListChange};
-use bkfs_chunker::catalog::Place;
-use bkfs_chunker::depot::Depot;
+use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::content_store::ContentStore;
+use bkfs_chunker::crypto::Class;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
 use bkfs_chunker::verify::Found;
 use bkfs_store::{MemoryStore, Store};
 use bytes::Bytes;
@@ -90,9 +90,9 @@ pub async fn enter(repository: &Repository) -> OpenSession {
 
 /// Puts packs in quarantine.
 fn distrust(store: &Arc<MemoryStore>, packs: &BTreeSet<PackName>) {
-    let places: Vec<Place> = packs
+    let places: Vec<PackLocation> = packs
         .iter()
-        .map(|pack| Place {
+        .map(|pack| PackLocation {
             pack: *pack,
             frame: None,
         })
@@ -102,7 +102,7 @@ fn distrust(store: &Arc<MemoryStore>, packs: &BTreeSet<PackName>) {
         let added = quarantine::add(
             &repository.handle,
             &repository.lists,
-            &repository.depot,
+            &repository.content_store,
             repository.machine.holder("quarantine"),
             &SystemProcesses,
             &places,
@@ -195,7 +195,7 @@ fn renew(fixture: &Fixture, store: &Arc<MemoryStore>) -> Result<u64, RootError> 
             handle: &repository.handle,
             lists: &repository.lists,
             verifier: verifier(&repository)?,
-            depot: repository.depot.clone(),
+            content_store: repository.content_store.clone(),
             holder: HolderInfo::of_this_process("test"),
             memory: SightingsFile::new(None::<&Path>, fixture.keyring.repository()),
             rebuilt: Rebuilt::default(),
@@ -388,7 +388,7 @@ pub fn pack_of_root_node(fixture: &Fixture, store: &Arc<MemoryStore>, of: &str) 
         Some(entry) => entry.tree,
         None => root.volumes[of].tree,
     };
-    findings.depot.places(&tree.expect("a tree"))[0].pack
+    findings.content_store.places(&tree.expect("a tree"))[0].pack
 }
 
 /// Spoils all of an object but its header, and returns what it was.
@@ -408,15 +408,18 @@ fn copy_metadata(fixture: &Fixture, store: &Arc<MemoryStore>) {
         let root = repository.handle.current().root.clone();
         let condemned = repository.lists.condemned(&root).await.expect("read");
         let session = enter(&repository).await;
-        let depot = Depot::open(
+        let content_store = ContentStore::open(
             store.clone(),
             fixture.keyring.clone(),
-            repository.depot.entropy().clone(),
-            repository.depot.config().clone(),
+            repository.content_store.entropy().clone(),
+            repository.content_store.config().clone(),
         );
-        let depot = depot.expect("opens");
-        depot.load_index(&[], &HashSet::new()).await.expect("empty");
-        let ingest = Ingest::new(depot, session.id().0);
+        let content_store = content_store.expect("opens");
+        content_store
+            .load_index(&[], &HashSet::new())
+            .await
+            .expect("empty");
+        let ingest = Ingest::new(content_store, session.id().0);
         let mark = ingest.mark();
         for index in &root.index {
             for pack in verifier.index(*index).await.expect("an index") {

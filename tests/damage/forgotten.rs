@@ -14,9 +14,9 @@ use bkfs::root::error::RootError;
 use bkfs::root::forget::ListChanger;
 use bkfs::root::lists::DirectLists;
 use bkfs::root::transition::IndexChange;
+use bkfs_chunker::crypto::Class;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
 use bkfs_chunker::verify::PackContents;
 use bkfs_store::{MemoryStore, Store};
 use bytes::Bytes;
@@ -73,7 +73,7 @@ fn unlist(store: &Arc<MemoryStore>, packs: &BTreeSet<PackName>) {
         }
         held.retain(|pack| !packs.contains(&pack.name()));
         let session = enter(&repository).await;
-        let ingest = Ingest::new(repository.depot.clone(), session.id().0);
+        let ingest = Ingest::new(repository.content_store.clone(), session.id().0);
         let mut change = Change {
             session: Some(session.id()),
             index: IndexChange {

@@ -10,10 +10,10 @@ use bkfs::maintain::heal::heal;
 use bkfs::maintain::repair::{execute, plan};
 use bkfs::maintain::report::Report;
 use bkfs::replicate::Replication;
-use bkfs::replicate::progress::Progress;
+use bkfs::replicate::progress::CopyProgress;
 use bkfs::repository::{Repository, open_in};
 use bkfs::root::repository::{NewRepository, create};
-use bkfs_chunker::seal::SlotCost;
+use bkfs_chunker::crypto::SlotCost;
 use bkfs_store::{MemoryStore, Store};
 use bkfs_testing::entropy::SeededEntropy;
 use jiff::SignedDuration;
@@ -49,7 +49,7 @@ fn empty(password: Option<&'static str>, seed: u64) -> Arc<MemoryStore> {
         cost: SlotCost {
             memory_kib: 64,
             passes: 1,
-            lanes: 1,
+            pack_writers: 1,
         },
         label: "another",
         clock: Default::default(),
@@ -80,7 +80,7 @@ impl Pair {
         wait(async {
             let from = open(store, password).await;
             let to = Arc::new(open(there.clone(), copy_password).await);
-            let progress = Progress::default();
+            let progress = CopyProgress::default();
             let replication = Replication {
                 from: &from,
                 to: &to,

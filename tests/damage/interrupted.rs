@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use bkfs::maintain::repair::{execute, plan};
+use bkfs_chunker::crypto::Class;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
 use bkfs_store::{Layer, MemoryStore, Store, StoreError, Version};
 use bytes::Bytes;
 use tokio::sync::Notify;

@@ -18,9 +18,9 @@ use bkfs::root::session::OpenSession;
 use bkfs::root::shard::{ListRef, decode_shard, encode_shard};
 use bkfs::root::snapshots::PackEntry;
 use bkfs::root::state::Root;
-use bkfs_chunker::catalog::Place;
+use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::crypto::{Class, Features};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{Class, Features};
 use bkfs_store::{MemoryStore, Store};
 use bytes::Bytes;
 use jiff::SignedDuration;
@@ -102,7 +102,7 @@ pub fn fixture() -> Fixture {
         forget(&repository, "two").await;
     });
     let root = root_of(&fixture, &store);
-    let place = Place {
+    let place = PackLocation {
         pack: *condemned(&fixture, &store, &root)
             .first()
             .expect("condemned"),
@@ -113,7 +113,7 @@ pub fn fixture() -> Fixture {
         quarantine::add(
             &repository.handle,
             &repository.lists,
-            &repository.depot,
+            &repository.content_store,
             repository.machine.holder("quarantine"),
             &SystemProcesses,
             &[place],

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs::mounting::settings::Settings;
-use bkfs::mounting::{Assembled, Plan};
+use bkfs::mounting::{Assembled, MountPlan};
 use bkfs::repository::{Opening, Repository, open_in};
 use bkfs::tree::item::Item;
 use bkfs::volume::data::WriteOptions;
@@ -13,7 +13,7 @@ use bkfs::volume::publish::SnapshotRequest;
 use bkfs::volume::state::Scope;
 use bkfs::volume::view::View;
 use bkfs::volume::{ROOT_INODE, Volume};
-use bkfs_chunker::depot::DepotConfig;
+use bkfs_chunker::content_store::ContentStoreConfig;
 use bkfs_fuse::MountOptions;
 use bkfs_store::{Store, StoreOptions, parse_url};
 use bytes::Bytes;
@@ -27,10 +27,10 @@ pub fn opening() -> Opening {
         key: None,
         url: parse_url("/memory").expect("url"),
         store: StoreOptions::default(),
-        depot: DepotConfig {
+        content_store: ContentStoreConfig {
             cache_dir: None,
             workers: 0,
-            ..DepotConfig::default()
+            ..ContentStoreConfig::default()
         },
         timeout: Duration::from_secs(10),
         min_generation: 0,
@@ -39,8 +39,8 @@ pub fn opening() -> Opening {
     }
 }
 
-fn plan(repository: Arc<Repository>, options: MountOptions) -> Plan {
-    Plan {
+fn plan(repository: Arc<Repository>, options: MountOptions) -> MountPlan {
+    MountPlan {
         repository,
         mount_point: "/nowhere".into(),
         options,

@@ -12,9 +12,9 @@ use bkfs::maintain::collect::{Options, Prospect, prospect};
 use bkfs::maintain::options::CheckOptions;
 use bkfs::maintain::quarantine;
 use bkfs::root::holder::SystemProcesses;
-use bkfs_chunker::catalog::Place;
+use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::crypto::Class;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
 use bkfs_store::{Layer, MemoryStore, Store, StoreError, Version};
 use bytes::Bytes;
 use jiff::{SignedDuration, Timestamp};
@@ -288,9 +288,9 @@ fn damage_that_is_found_meanwhile_is_stored_again_as_well() {
     machine.snapshot("after");
     machine.finish();
     let fresh: Vec<String> = data_packs(&store).difference(&known).cloned().collect();
-    let places: Vec<Place> = fresh
+    let places: Vec<PackLocation> = fresh
         .iter()
-        .map(|key| Place {
+        .map(|key| PackLocation {
             pack: pack_of(key),
             frame: None,
         })
@@ -308,7 +308,7 @@ fn damage_that_is_found_meanwhile_is_stored_again_as_well() {
             let added = quarantine::add(
                 &repository.handle,
                 &repository.lists,
-                &repository.depot,
+                &repository.content_store,
                 repository.machine.holder("quarantine"),
                 &SystemProcesses,
                 &places,

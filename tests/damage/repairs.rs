@@ -11,7 +11,7 @@ use bkfs::maintain::report::{ProblemKind, Report};
 use bkfs::repository::open_in;
 use bkfs::root::chain::OlderPart;
 use bkfs::root::state::Root;
-use bkfs_chunker::seal::{Class, Features, NewSlot, Secrets, SlotCost, SlotName};
+use bkfs_chunker::crypto::{Class, Features, NewSlot, Secrets, SlotCost, SlotName};
 use bkfs_store::{MemoryStore, Store};
 use jiff::SignedDuration;
 
@@ -161,7 +161,7 @@ fn a_root_whose_epoch_was_changed_is_repaired_whatever_a_key_states() {
         cost: SlotCost {
             memory_kib: 64,
             passes: 1,
-            lanes: 1,
+            pack_writers: 1,
         },
         object_salt: [5; 32],
         password_salt: [6; 32],

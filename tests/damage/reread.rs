@@ -14,9 +14,9 @@ use bkfs::root::error::{ErrorKind, RootError};
 use bkfs::root::holder::SystemProcesses;
 use bkfs::root::shard::decode_shard;
 use bkfs::root::snapshots::QuarantineEntry;
-use bkfs_chunker::catalog::Place;
+use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::crypto::Class;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
 use bkfs_store::{
     Layer, MemoryStore, ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version,
 };
@@ -329,14 +329,14 @@ fn of_two_writers_of_the_quarantine_neither_loses_anything() {
     let meanwhile = Meanwhile::below(&store, &["lists/"], move || {
         wait(async {
             let repository = open(below).await;
-            let places = [Place {
+            let places = [PackLocation {
                 pack: other,
                 frame: None,
             }];
             let added = quarantine::add(
                 &repository.handle,
                 &repository.lists,
-                &repository.depot,
+                &repository.content_store,
                 repository.machine.holder("quarantine"),
                 &SystemProcesses,
                 &places,

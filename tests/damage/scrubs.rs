@@ -16,7 +16,7 @@ use bkfs::maintain::repair::plan;
 use bkfs::maintain::scrub::{Facts, PositionFile, Scrubber, Surroundings};
 use bkfs::repository::{Repository, open_in};
 use bkfs::root::error::RootError;
-use bkfs_chunker::catalog::Place;
+use bkfs_chunker::catalog::PackLocation;
 use bkfs_chunker::verify::{Verifier, VerifierConfig};
 use bkfs_store::{MemoryStore, Operation, Store, StoreError, StoreErrorKind, Version};
 use bytes::Bytes;
@@ -35,20 +35,28 @@ const RATE: u64 = 64 << 10;
 /// A mount. If it is busy, something is read in it all the time.
 struct Mount {
     repository: Arc<Repository>,
-    found: Mutex<Vec<Place>>,
+    found: Mutex<Vec<PackLocation>>,
     traffic: AtomicU64,
     is_busy: bool,
 }
 
 #[async_trait]
 impl Surroundings for Mount {
-    async fn quarantine(&self, places: &[Place]) -> Result<bool, RootError> {
+    async fn quarantine(&self, places: &[PackLocation]) -> Result<bool, RootError> {
         self.found.lock().extend(places);
         let repository = &self.repository;
         let holder = repository.machine.holder("scrubbing");
         let processes = repository.machine.processes.as_ref();
         let (handle, lists) = (&repository.handle, &repository.lists);
-        quarantine::add(handle, lists, &repository.depot, holder, processes, places).await?;
+        quarantine::add(
+            handle,
+            lists,
+            &repository.content_store,
+            holder,
+            processes,
+            places,
+        )
+        .await?;
         Ok(true)
     }
 
@@ -144,7 +152,7 @@ impl Running {
             downloads: 1,
             ..VerifierConfig::default()
         };
-        let keyring = repository.depot.keyring().clone();
+        let keyring = repository.content_store.keyring().clone();
         let entropy = repository.machine.entropy.clone();
         let facts = Arc::new(Mutex::new(Facts::default()));
         let mount = Arc::new(Mount {

@@ -7,8 +7,8 @@ use bkfs::maintain::check::examine;
 use bkfs::maintain::options::CheckOptions;
 use bkfs::root::choice::KeyChoice;
 use bkfs::root::repository::{NewRepository, create, open_keys};
+use bkfs_chunker::crypto::{Class, Keyring, SlotCost};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{Class, Keyring, SlotCost};
 use bkfs_store::{MemoryStore, Store};
 use bkfs_testing::entropy::SeededEntropy;
 use bytes::Bytes;
@@ -117,7 +117,7 @@ impl Fixture {
             cost: SlotCost {
                 memory_kib: 64,
                 passes: 1,
-                lanes: 1,
+                pack_writers: 1,
             },
             label: "damage",
             clock: Default::default(),

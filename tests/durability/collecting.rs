@@ -264,14 +264,14 @@ fn five_snapshots(bucket: &Bucket) {
 }
 
 fn marker(repository: &Repository) -> Marker {
-    let (depot, lists) = (repository.depot.clone(), repository.lists.clone());
+    let (content_store, lists) = (repository.content_store.clone(), repository.lists.clone());
     let verifier = verifier(repository).expect("threads");
     let expiry = Expiry {
         before: Timestamp::MIN,
         now: Timestamp::MIN,
         seen: Sightings::default(),
     };
-    Marker::new(verifier, depot, lists, expiry)
+    Marker::new(verifier, content_store, lists, expiry)
 }
 
 /// Blobs that another collector has moved are needed in their new place, whatever was marked

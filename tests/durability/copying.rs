@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bkfs::maintain::check::check;
 use bkfs::maintain::options::CheckOptions;
-use bkfs::replicate::progress::Progress;
+use bkfs::replicate::progress::CopyProgress;
 use bkfs::replicate::{Outcome, ReplicateError, Replication};
 use bkfs::repository::{Repository, open_in};
 use bkfs::root::state::Volume;
@@ -61,7 +61,7 @@ fn copy(
     let done = runtime.block_on(async {
         let from = open(&from.memory).await;
         let to = Arc::new(open(&to.memory).await);
-        let progress = Progress::default();
+        let progress = CopyProgress::default();
         let replication = Replication {
             from: &from,
             to: &to,
@@ -90,7 +90,7 @@ fn copy(
                 copied
             }
         }?;
-        Ok(to.depot.metrics().bytes_uploaded)
+        Ok(to.content_store.metrics().bytes_uploaded)
     });
     runtime.shutdown_background();
     done

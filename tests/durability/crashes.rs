@@ -198,7 +198,7 @@ fn foreign_node() -> bytes::Bytes {
     host.write("elsewhere", 0, noise(5, 3 << 20));
     host.run(host.volume().commit()).expect("committed");
     let tree = host.volume().view.base();
-    let node = host.run(host.repository.depot.read_blob(Kind::Node, tree));
+    let node = host.run(host.repository.content_store.read_blob(Kind::Node, tree));
     node.expect("read")
 }
 

@@ -9,28 +9,28 @@ use crate::host::Bucket;
 #[test]
 fn one_that_was_taken_over_cannot_acknowledge() {
     let bucket = Bucket::new();
-    let victim = bucket.host();
-    victim.write("file", 0, b"acknowledged".to_vec());
-    victim.fsync().expect("durable");
-    let taker = bucket.host();
-    victim.write("file", 0, b"never".to_vec());
-    victim.fsync().expect_err("fenced");
-    assert!(victim.volume().failure().is_some(), "and for ever");
-    victim
+    let ended_session = bucket.host();
+    ended_session.write("file", 0, b"acknowledged".to_vec());
+    ended_session.fsync().expect("durable");
+    let new_holder = bucket.host();
+    ended_session.write("file", 0, b"never".to_vec());
+    ended_session.fsync().expect_err("fenced");
+    assert!(ended_session.volume().failure().is_some(), "and for ever");
+    ended_session
         .try_write("file", 0, b"never".to_vec())
         .expect_err("poisoned");
-    assert_eq!(taker.read("file"), Some(b"acknowledged".to_vec()));
-    taker.crash();
+    assert_eq!(new_holder.read("file"), Some(b"acknowledged".to_vec()));
+    new_holder.crash();
     assert_eq!(bucket.host().read("file"), Some(b"acknowledged".to_vec()));
 }
 
 #[test]
 fn nothing_newer_is_no_reason_not_to_ask() {
     let bucket = Bucket::new();
-    let victim = bucket.host();
-    victim.fsync().expect("still ours");
+    let ended_session = bucket.host();
+    ended_session.fsync().expect("still ours");
     let _taker = bucket.host();
-    victim.fsync().expect_err("another's by now");
+    ended_session.fsync().expect_err("another's by now");
 }
 
 /// The journal arrives before the takeover, its answer after it. The journal is replayed, and not
@@ -38,20 +38,20 @@ fn nothing_newer_is_no_reason_not_to_ask() {
 #[test]
 fn an_answer_that_comes_after_the_taking_acknowledges_nothing() {
     let bucket = Bucket::new();
-    let victim = bucket.host();
+    let ended_session = bucket.host();
     let gate = Gate::new();
     let strike = Strike::with(Fault::HoldAfter(gate.clone())).on(Operation::PutNew);
-    victim.faults.plan(strike.keys("journal/"));
-    victim.write("file", 0, b"arrived".to_vec());
-    let volume = victim.volume();
-    let fsync = victim.spawn(async move { volume.fsync().await });
+    ended_session.faults.plan(strike.keys("journal/"));
+    ended_session.write("file", 0, b"arrived".to_vec());
+    let volume = ended_session.volume();
+    let fsync = ended_session.spawn(async move { volume.fsync().await });
     while bucket.count("journal/") == 0 {
         std::thread::yield_now();
     }
-    let taker = bucket.host();
-    assert_eq!(taker.read("file"), Some(b"arrived".to_vec()));
+    let new_holder = bucket.host();
+    assert_eq!(new_holder.read("file"), Some(b"arrived".to_vec()));
     gate.open();
-    victim
+    ended_session
         .run(fsync)
         .expect("no panic")
         .expect_err("the root was asked after the answer");
@@ -61,22 +61,25 @@ fn an_answer_that_comes_after_the_taking_acknowledges_nothing() {
 #[test]
 fn a_journal_that_comes_too_late_is_not_acknowledged() {
     let bucket = Bucket::new();
-    let victim = bucket.host();
+    let ended_session = bucket.host();
     let gate = Gate::new();
     let strike = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::PutNew);
-    victim.faults.plan(strike.keys("journal/"));
-    victim.write("file", 0, b"too late".to_vec());
-    let volume = victim.volume();
-    let fsync = victim.spawn(async move { volume.fsync().await });
-    while victim.faults.struck() == 0 {
+    ended_session.faults.plan(strike.keys("journal/"));
+    ended_session.write("file", 0, b"too late".to_vec());
+    let volume = ended_session.volume();
+    let fsync = ended_session.spawn(async move { volume.fsync().await });
+    while ended_session.faults.struck() == 0 {
         std::thread::yield_now();
     }
-    let taker = bucket.host();
+    let new_holder = bucket.host();
     gate.open();
-    victim.run(fsync).expect("no panic").expect_err("fenced");
+    ended_session
+        .run(fsync)
+        .expect("no panic")
+        .expect_err("fenced");
     assert_eq!(bucket.count("journal/"), 1, "it has arrived");
-    assert_eq!(taker.find("file"), None);
-    taker.crash();
+    assert_eq!(new_holder.find("file"), None);
+    new_holder.crash();
     assert_eq!(bucket.host().find("file"), None, "and counts for nothing");
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bkfs::mounting::settings::Settings;
 use bkfs::mounting::spool_place::SpoolPlace;
-use bkfs::mounting::{Assembled, Plan};
+use bkfs::mounting::{Assembled, MountPlan};
 use bkfs::repository::{Opening, Repository, create_in, open_in};
 use bkfs::root::heartbeat::HEARTBEAT_INTERVAL;
 use bkfs::tree::item::Item;
@@ -16,7 +16,7 @@ use bkfs::volume::error::VolumeError;
 use bkfs::volume::namespace::NewInode;
 use bkfs::volume::state::Scope;
 use bkfs::volume::{ROOT_INODE, Volume};
-use bkfs_chunker::depot::DepotConfig;
+use bkfs_chunker::content_store::ContentStoreConfig;
 use bkfs_fuse::{Caller, Errno, MountOptions, Reply, Vfs};
 use bkfs_store::{MemoryStore, Operation, Store, StoreOptions, parse_url};
 use bkfs_testing::counting::CountingStore;
@@ -130,10 +130,10 @@ pub fn opening(timeout: Duration) -> Opening {
         key: None,
         url: parse_url("/memory").expect("url"),
         store: StoreOptions::default(),
-        depot: DepotConfig {
+        content_store: ContentStoreConfig {
             cache_dir: None,
             timeout_ms: timeout.as_millis() as u64,
-            ..DepotConfig::default()
+            ..ContentStoreConfig::default()
         },
         timeout,
         min_generation: 0,
@@ -240,7 +240,7 @@ impl Host {
             limit_bytes: bytes,
         };
         let mut opening = opening(Duration::from_secs(300));
-        opening.depot.workers = 0;
+        opening.content_store.workers = 0;
         let store = bucket.memory.clone();
         let settings = Settings {
             volume: Some(volume.to_owned()),
@@ -252,7 +252,7 @@ impl Host {
     /// One whose packs are closed when they reach so many bytes.
     pub fn with_packs(bucket: &Bucket, bytes: u64) -> Self {
         let mut opening = opening(Duration::from_secs(10));
-        opening.depot.pack_bytes = bytes;
+        opening.content_store.pack_bytes = bytes;
         let (store, settings) = (bucket.memory.clone(), Settings::default());
         Self::set_up(runtime(), store, settings, opening, None).expect("mounted")
     }
@@ -276,7 +276,7 @@ impl Host {
         );
         let repository = runtime.block_on(open_in(still.clone(), opening, &mut Unsealed))?;
         let repository = Arc::new(repository);
-        let plan = Plan {
+        let plan = MountPlan {
             repository: repository.clone(),
             mount_point: "/nowhere".into(),
             options: MountOptions::default(),

@@ -5,13 +5,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use bkfs::environment::Environment;
 use bkfs::locking::is_locked;
-use bkfs::machine::Machine;
 use bkfs::maintain::collect::{Collected, Options, Prospect, collect, prospect};
 use bkfs::repository::{Repository, create_locked_on};
 use bkfs::root::error::RootError;
+use bkfs_chunker::crypto::Class;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
 use bkfs_store::lock::{LockMode, LockRule};
 use bkfs_store::{MemoryStore, Operation, Store, StoreErrorKind};
 use bkfs_testing::fault::{Fault, FaultStore, Strike};
@@ -28,7 +28,7 @@ const HOUR: SignedDuration = SignedDuration::from_hours(1);
 
 /// Returns a bucket with locks in which nothing needs the snapshot `one` any more, and the time.
 fn bucket() -> (Bucket, Timestamp) {
-    let (memory, machine) = (Arc::new(MemoryStore::new()), Machine::this());
+    let (memory, machine) = (Arc::new(MemoryStore::new()), Environment::this());
     let now = machine.now();
     memory.set_clock(now);
     let created = create_locked_on(&machine, memory.clone(), None, Some(RULE));

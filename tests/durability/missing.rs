@@ -11,14 +11,14 @@ use bkfs::maintain::report::ProblemKind;
 use bkfs::mounting::alone::{Alone, AloneParts};
 use bkfs::mounting::error::MountingError;
 use bkfs::mounting::settings::Settings;
-use bkfs::replicate::progress::Progress;
+use bkfs::replicate::progress::CopyProgress;
 use bkfs::replicate::{ReplicateError, Replication};
 use bkfs::root::choice::KeyChoice;
 use bkfs::root::error::RootError;
 use bkfs::root::memory::FileMemory;
 use bkfs::root::repository::open_keys;
 use bkfs::volume::error::VolumeError;
-use bkfs_chunker::seal::Keyring;
+use bkfs_chunker::crypto::Keyring;
 use bkfs_store::Store;
 use bytes::Bytes;
 
@@ -157,7 +157,7 @@ fn copy(from: &Bucket, to: &Bucket, accept_loss: bool) -> Result<(), ReplicateEr
             accept_loss,
             anew: true,
             commit_bytes: 1 << 20,
-            progress: &Progress::default(),
+            progress: &CopyProgress::default(),
         };
         replication.run(&mut |_| ()).await
     })

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs::mounting::settings::Settings;
-use bkfs::mounting::{Assembled, Plan};
+use bkfs::mounting::{Assembled, MountPlan};
 use bkfs::repository::{Opening, Repository, create_in, open_in};
 use bkfs::root::repository::Accepted;
 use bkfs::tree::item::Item;
@@ -16,7 +16,7 @@ use bkfs::volume::error::VolumeError;
 use bkfs::volume::publish::SnapshotRequest;
 use bkfs::volume::state::Scope;
 use bkfs::volume::{ROOT_INODE, Volume};
-use bkfs_chunker::depot::DepotConfig;
+use bkfs_chunker::content_store::ContentStoreConfig;
 use bkfs_fuse::MountOptions;
 use bkfs_store::{MemoryStore, Operation, StoreErrorKind, StoreOptions, parse_url};
 use bkfs_testing::fault::{Fault, FaultStore, Strike};
@@ -69,11 +69,11 @@ impl Mount {
             key: None,
             url: parse_url("/memory").expect("url"),
             store: StoreOptions::default(),
-            depot: DepotConfig {
+            content_store: ContentStoreConfig {
                 cache_dir: None,
                 timeout_ms: timeout.as_millis() as u64,
                 workers: 0,
-                ..DepotConfig::default()
+                ..ContentStoreConfig::default()
             },
             timeout,
             min_generation: 0,
@@ -82,7 +82,7 @@ impl Mount {
         };
         let repository = open_in(faults.clone(), opening, &mut Unsealed).await;
         let repository = Arc::new(repository.expect("opened"));
-        let plan = Plan {
+        let plan = MountPlan {
             repository: repository.clone(),
             mount_point: "/nowhere".into(),
             options: MountOptions::default(),

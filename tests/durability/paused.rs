@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use bkfs::mounting::settings::Settings;
 use bkfs::mounting::spool_place::SpoolPlace;
-use bkfs::mounting::{Assembled, Plan};
+use bkfs::mounting::{Assembled, MountPlan};
 use bkfs::repository::{Opening, create_in, open_in};
 use bkfs::root::repository::Accepted;
-use bkfs_chunker::depot::DepotConfig;
+use bkfs_chunker::content_store::ContentStoreConfig;
 use bkfs_fuse::{
     Caller, Create, Errno, Handle, Ino, MountOptions, OpenFlags, Read, Reply, Vfs, Write,
 };
@@ -78,11 +78,11 @@ impl World {
             key: None,
             url: parse_url("/memory").expect("url"),
             store: StoreOptions::default(),
-            depot: DepotConfig {
+            content_store: ContentStoreConfig {
                 cache_dir: None,
                 workers: 0,
                 timeout_ms: self.timeout.as_millis() as u64,
-                ..DepotConfig::default()
+                ..ContentStoreConfig::default()
             },
             timeout: self.timeout,
             min_generation: 0,
@@ -100,7 +100,7 @@ impl World {
         };
         let mut options = MountOptions::default();
         options.flags.read_only = is_read_only;
-        let plan = Plan {
+        let plan = MountPlan {
             repository: Arc::new(repository),
             mount_point: "/nowhere".into(),
             options,

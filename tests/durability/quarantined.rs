@@ -2,7 +2,7 @@
 //! are stored again.
 
 use bkfs::maintain::quarantine;
-use bkfs_chunker::catalog::Place;
+use bkfs_chunker::catalog::PackLocation;
 use bkfs_chunker::pack::PackName;
 use bkfs_store::Store;
 
@@ -15,16 +15,16 @@ fn quarantine_data(bucket: &Bucket) -> Vec<String> {
         let packs = bucket.memory.list("data/", None, 100).await;
         let keys = packs.expect("listed").into_iter().map(|info| info.key);
         let keys: Vec<String> = keys.collect();
-        let place = |key: &String| Place {
+        let place = |key: &String| PackLocation {
             pack: PackName::from_key(key).expect("a pack").1,
             frame: None,
         };
-        let places: Vec<Place> = keys.iter().map(place).collect();
+        let places: Vec<PackLocation> = keys.iter().map(place).collect();
         let machine = &repository.machine;
         let added = quarantine::add(
             &repository.handle,
             &repository.lists,
-            &repository.depot,
+            &repository.content_store,
             machine.holder("quarantine"),
             &*machine.processes,
             &places,

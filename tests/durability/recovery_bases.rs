@@ -7,7 +7,7 @@ use bkfs::maintain::check::check;
 use bkfs::maintain::options::CheckOptions;
 use bkfs::root::removal::give_up;
 use bkfs::root::session::OpenSession;
-use bkfs::root::state::{Ground, SessionId};
+use bkfs::root::state::{RecoveryBase, SessionId};
 use bkfs::tree::item::Item;
 use bkfs::tree::key::Key;
 use bkfs::volume::ROOT_INODE;
@@ -46,20 +46,22 @@ fn die_with_a_spool(bucket: &Bucket, disk: &SimulatedDisk) {
 
 /// Another machine takes the volume over, removes what there was, and leaves. Nothing else needs it.
 fn take_over(bucket: &Bucket) {
-    let taker = bucket.host();
-    assert_eq!(taker.find("new"), None, "no bucket has it");
-    unlink(&taker, "kept");
-    taker.run(taker.volume().commit()).expect("committed");
-    taker.finish().expect("left");
+    let new_holder = bucket.host();
+    assert_eq!(new_holder.find("new"), None, "no bucket has it");
+    unlink(&new_holder, "kept");
+    new_holder
+        .run(new_holder.volume().commit())
+        .expect("committed");
+    new_holder.finish().expect("left");
     bucket.work(bucket.memory.clone(), async |repository| {
         forget(repository, "s").await;
     });
 }
 
-fn grounds(bucket: &Bucket) -> Vec<Ground> {
+fn recovery_bases(bucket: &Bucket) -> Vec<RecoveryBase> {
     bucket.work(bucket.memory.clone(), async |repository| {
         let view = repository.handle.refresh().await.expect("read");
-        view.root.grounds().to_vec()
+        view.root.recovery_bases().to_vec()
     })
 }
 
@@ -87,7 +89,7 @@ fn what_only_a_spool_holds_survives_collections_elsewhere() {
     let disk = SimulatedDisk::new();
     die_with_a_spool(&bucket, &disk);
     take_over(&bucket);
-    let left = grounds(&bucket);
+    let left = recovery_bases(&bucket);
     assert_eq!(left.len(), 1);
     let done = gc(&bucket);
     assert!(done.condemned.packs > 0, "nothing else needs them");
@@ -107,7 +109,7 @@ fn what_only_a_spool_holds_survives_collections_elsewhere() {
     assert_eq!(back.find("new"), None, "not mixed into the volume");
     back.finish().expect("left");
     assert_eq!(
-        grounds(&bucket),
+        recovery_bases(&bucket),
         [],
         "claimed in the step that made the snapshot"
     );
@@ -125,14 +127,14 @@ fn a_machine_that_takes_its_own_volume_back_leaves_no_ground() {
     die_with_a_spool(&bucket, &disk);
     let back = Host::spooling(&bucket, &disk);
     assert!(back.read("new") == Some(noise(3, 200_000)));
-    assert_eq!(grounds(&bucket), []);
+    assert_eq!(recovery_bases(&bucket), []);
     // As does one that crashed with nothing in its spool.
     back.crash();
     disk.crash(&SeededEntropy::new(2));
     let back = Host::spooling(&bucket, &disk);
-    assert_eq!(grounds(&bucket), []);
+    assert_eq!(recovery_bases(&bucket), []);
     back.finish().expect("left");
-    assert_eq!(grounds(&bucket), [], "and one that ends well");
+    assert_eq!(recovery_bases(&bucket), [], "and one that ends well");
 }
 
 #[test]
@@ -147,7 +149,7 @@ fn one_that_died_before_it_made_its_spool_leaves_no_ground_to_a_mount_that_stays
     // It has taken the volume when it dies, and says that it has a spool.
     host_without_its_spool(&bucket, &disk);
     let back = Host::spooling(&bucket, &disk);
-    assert_eq!(grounds(&bucket), [], "while it is mounted");
+    assert_eq!(recovery_bases(&bucket), [], "while it is mounted");
     assert!(back.read("file") == Some(noise(1, 1000)));
 }
 
@@ -183,11 +185,11 @@ fn an_empty_spool_is_claimed_by_the_next_mount_there() {
     host.crash();
     disk.crash(&SeededEntropy::new(1));
     Host::spooling(&bucket, &other).finish().expect("left");
-    assert_eq!(grounds(&bucket).len(), 1, "that machine cannot know");
+    assert_eq!(recovery_bases(&bucket).len(), 1, "that machine cannot know");
     Host::spooling(&bucket, &other).finish().expect("left");
-    assert_eq!(grounds(&bucket).len(), 1, "nor later");
+    assert_eq!(recovery_bases(&bucket).len(), 1, "nor later");
     let back = Host::spooling(&bucket, &disk);
-    assert_eq!(grounds(&bucket), []);
+    assert_eq!(recovery_bases(&bucket), []);
     assert!(back.read("file") == Some(noise(1, 1000)));
 }
 
@@ -198,12 +200,16 @@ fn a_fenced_mount_that_ends_with_an_empty_spool_claims_it() {
     let host = Host::spooling(&bucket, &disk);
     host.write("file", 0, noise(1, 1000));
     host.fsync().expect("durable");
-    let taker = Host::spooling(&bucket, &other);
+    let new_holder = Host::spooling(&bucket, &other);
     host.fsync().expect_err("fenced");
-    assert_eq!(grounds(&bucket).len(), 1, "it may have acknowledged more");
+    assert_eq!(
+        recovery_bases(&bucket).len(),
+        1,
+        "it may have acknowledged more"
+    );
     let _ = host.finish();
-    assert_eq!(grounds(&bucket), []);
-    taker.finish().expect("left");
+    assert_eq!(recovery_bases(&bucket), []);
+    new_holder.finish().expect("left");
 }
 
 #[test]
@@ -213,7 +219,7 @@ fn a_spool_that_is_given_up_holds_nothing_back() {
     die_with_a_spool(&bucket, &disk);
     take_over(&bucket);
     gc(&bucket);
-    let ended: SessionId = grounds(&bucket)[0].session;
+    let ended: SessionId = recovery_bases(&bucket)[0].session;
     bucket.work(bucket.memory.clone(), async |repository| {
         let (handle, machine) = (&repository.handle, &repository.machine);
         let holder = machine.holder("session end");
@@ -222,7 +228,7 @@ fn a_spool_that_is_given_up_holds_nothing_back() {
         give_up(handle, &session, &[ended]).await.expect("given up");
         session.end().await.expect("left");
     });
-    assert_eq!(grounds(&bucket), []);
+    assert_eq!(recovery_bases(&bucket), []);
     gc(&bucket);
     let freed = gc(&bucket);
     assert_eq!((freed.held_packs, freed.holding.len()), (0, 0));
@@ -241,9 +247,9 @@ fn check_names_a_spool_that_stands_on_nothing() {
     let disk = SimulatedDisk::new();
     die_with_a_spool(&bucket, &disk);
     take_over(&bucket);
-    let ground = &grounds(&bucket)[0];
+    let recovery_base = &recovery_bases(&bucket)[0];
     // All that the dead session had stored.
-    let of_it = format!("{:016x}", ground.session.0);
+    let of_it = format!("{:016x}", recovery_base.session.0);
     let looked = bucket.work(bucket.memory.clone(), async |repository| {
         let listed = bucket.memory.list("", None, 10_000).await.expect("listed");
         let packs = listed.iter().filter(|info| info.key.contains(&of_it));
@@ -255,7 +261,7 @@ fn check_names_a_spool_that_stands_on_nothing() {
         check(store, &keyring, &CheckOptions::default()).await
     });
     let report = looked.expect("checked");
-    let who = format!("the spool on host {}", ground.host());
+    let who = format!("the spool on host {}", recovery_base.host());
     let is_named = |name: &String| name.starts_with(&who);
     let mut problems = report.problems.iter();
     assert!(

@@ -262,9 +262,9 @@ fn a_mount_of_another_volume_leaves_a_damaged_spool() {
 fn a_damaged_journal_of_a_fenced_spool_is_not_passed_over() {
     for (index, recovers) in [(1, "a"), (2, "ab")] {
         let (bucket, disk) = dead();
-        let taker = bucket.host();
-        taker.write("taken", 0, noise(4, 10));
-        taker.finish().expect("left");
+        let new_holder = bucket.host();
+        new_holder.write("taken", 0, noise(4, 10));
+        new_holder.finish().expect("left");
         let file = files(&disk, ".journal+").remove(index);
         disk.rot(&file, 777);
         for _ in 0..2 {
@@ -282,7 +282,7 @@ fn a_damaged_journal_of_a_fenced_spool_is_not_passed_over() {
         for (seed, name) in [(1, "a"), (2, "b"), (3, "c")] {
             let contents = recovers.contains(name).then(|| noise(seed, BYTES));
             assert!(
-                crate::grounds::read_in(&host, snapshot, name) == contents,
+                crate::recovery_bases::read_in(&host, snapshot, name) == contents,
                 "{name}"
             );
         }
@@ -306,9 +306,9 @@ enum Loss {
 fn what_a_recovered_snapshot_lacks_stays_on_the_disk() {
     for loss in [Loss::Gone, Loss::Damaged, Loss::ForAWhile] {
         let (bucket, disk) = dead();
-        let taker = bucket.host();
-        taker.write("taken", 0, noise(4, 10));
-        taker.finish().expect("left");
+        let new_holder = bucket.host();
+        new_holder.write("taken", 0, noise(4, 10));
+        new_holder.finish().expect("left");
         let file = files(&disk, ".journal+").remove(1);
         match loss {
             Loss::Gone => runtime().block_on(disk.remove(&file)).expect("removed"),
@@ -337,9 +337,9 @@ fn what_a_recovered_snapshot_lacks_stays_on_the_disk() {
 #[test]
 fn a_fenced_spool_of_another_volume_stays() {
     let (bucket, disk) = dead();
-    let taker = bucket.host();
-    taker.write("taken", 0, noise(4, 10));
-    taker.finish().expect("left");
+    let new_holder = bucket.host();
+    new_holder.write("taken", 0, noise(4, 10));
+    new_holder.finish().expect("left");
     let file = files(&disk, ".journal+").remove(2);
     disk.rot(&file, 777);
     let host = mount(&bucket, &disk, true, "other").expect("of another volume");

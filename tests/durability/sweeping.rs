@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bkfs::root::lists::{DirectLists, ListWriter};
 use bkfs::root::removal::remove_dead;
 use bkfs::root::session::OpenSession;
-use bkfs_chunker::seal::Class;
+use bkfs_chunker::crypto::Class;
 use bkfs_store::{Layer, MemoryStore, Operation, Store, StoreError};
 use bkfs_testing::disk::SimulatedDisk;
 use bkfs_testing::fault::{Fault, Gate, Strike};

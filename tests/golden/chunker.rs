@@ -2,17 +2,17 @@
 //! objects.
 
 use crate::{fixed, fixed_text, noise, readable};
+use bkfs_chunker::chunking::segment::{self, SegmentChunk, SegmentEnds};
+use bkfs_chunker::chunking::{Parameters, Profile};
 use bkfs_chunker::codec::{Decoder, Effort, Encoder};
-use bkfs_chunker::cut::segment::{self, SegmentChunk, SegmentEnds};
-use bkfs_chunker::cut::{Parameters, Profile};
+use bkfs_chunker::crypto::{
+    Class, Config, Features, HEADER_LEN, Keyring, NewSlot, RepositoryId, Secrets, Slot, SlotCost,
+    SlotName, Statement,
+};
 use bkfs_chunker::id::Kind;
 use bkfs_chunker::index::{self, PackRecord};
 use bkfs_chunker::pack::{
     FinishedPack, Footer, FrameDecoder, FrameEncoder, PackBuilder, PackName, TRAILER_LEN, Trailer,
-};
-use bkfs_chunker::seal::{
-    Class, Config, Features, HEADER_LEN, Keyring, NewSlot, RepositoryId, Secrets, Slot, SlotCost,
-    SlotName, Statement,
 };
 use bkfs_store::lock::{LockMode, LockRule};
 use std::fmt::Write;
@@ -176,7 +176,7 @@ fn key_slots() {
         cost: SlotCost {
             memory_kib: 256,
             passes: 2,
-            lanes: 2,
+            pack_writers: 2,
         },
         object_salt: [0x66; 32],
         password_salt: [0x77; 32],

@@ -8,7 +8,7 @@ use bkfs::root::record::{CommitRecord, RecordedSnapshot, Replayed};
 use bkfs::root::shard::{ListRef, decode_shard, encode_shard};
 use bkfs::root::snapshots::{PackEntry, SnapshotEntry, TrashEntry};
 use bkfs::root::state::{
-    Condemned, Ground, HolderInfo, Root, RuleHash, Session, SessionId, SessionState, SpoolId,
+    Condemned, HolderInfo, RecoveryBase, Root, RuleHash, Session, SessionId, SessionState, SpoolId,
     Volume,
 };
 use bkfs::tree::item::{Extent, Item};
@@ -16,11 +16,11 @@ use bkfs::tree::key::Key;
 use bkfs::volume::operations::{Content, Operations, Piece};
 use bkfs::volume::state::Totals;
 use bkfs_chunker::catalog::IndexRef;
+use bkfs_chunker::crypto::{BOX_OVERHEAD, HEADER_LEN, RepositoryId};
 use bkfs_chunker::extent::Target;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::{Delivered, NamedPack};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{BOX_OVERHEAD, HEADER_LEN, RepositoryId};
 use std::collections::BTreeMap;
 
 fn name(sequence: u32) -> PackName {
@@ -102,7 +102,7 @@ fn root() -> Root {
         locked_until_s: None,
         chain: None,
         lock_rules: None,
-        grounds: None,
+        recovery_bases: None,
     }
 }
 
@@ -146,11 +146,11 @@ fn a_root_that_bears_witness() {
         lost: Some(1200),
     });
     root.lock_rules = Some(vec![RuleHash([0xcc; 16])]);
-    root.grounds = Some(vec![Ground {
+    root.recovery_bases = Some(vec![RecoveryBase {
         session: SessionId(9),
         volume: "main".into(),
         record: Some(Id([0xdd; 32])),
-        ..Ground::default()
+        ..RecoveryBase::default()
     }]);
     for session in root.sessions.values_mut() {
         session.covered_journal = Some(21);
@@ -182,7 +182,7 @@ fn a_root_with_spools_of_ended_sessions() {
     for session in root.sessions.values_mut() {
         session.spool = Some(SpoolId(0x0123_4567_89ab_cdef));
     }
-    let ground = Ground {
+    let recovery_base = RecoveryBase {
         session: SessionId(9),
         volume: "main".into(),
         record: None,
@@ -191,7 +191,7 @@ fn a_root_with_spools_of_ended_sessions() {
         spool: Some(SpoolId(0x0123_4567_89ab_cdef)),
         host: Some("db2".into()),
     };
-    root.grounds = Some(vec![ground]);
+    root.recovery_bases = Some(vec![recovery_base]);
     let made = root.encode().expect("small and consistent");
     let frozen = fixed("root-spools.bin", &made);
     assert_eq!(Root::decode(&frozen).expect("it is a root"), root);
@@ -273,7 +273,7 @@ fn commit_records() {
         }),
         ..plain.clone()
     };
-    let taker = CommitRecord {
+    let new_holder = CommitRecord {
         replayed: Some(vec![Replayed {
             session: SessionId(2),
             last: 12,
@@ -283,7 +283,7 @@ fn commit_records() {
     for (name, record) in [
         ("commit-plain.bin", plain),
         ("commit-snapshot.bin", full),
-        ("commit-replayed.bin", taker),
+        ("commit-replayed.bin", new_holder),
     ] {
         let frozen = fixed(name, &record.encode());
         assert_eq!(CommitRecord::decode(&frozen), Ok(record));
@@ -336,7 +336,7 @@ fn journals() {
     assert_eq!(frozen, made);
     assert_eq!(frozen.packs(), packs);
     let mut grounded = made;
-    grounded.ground = Some(Id([0xbb; 32]));
+    grounded.recovery_base = Some(Id([0xbb; 32]));
     let frozen_too = fixed("journal-ground.bin", &grounded.encode());
     assert_eq!(JournalEntry::decode(&frozen_too), Ok(grounded));
     let padded = fixed("journal-padded.bin", &frozen.encode_padded());

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bkfs::mounting::Plan;
+use bkfs::mounting::MountPlan;
 use bkfs::mounting::settings::Settings;
 use bkfs::repository::open;
 use bkfs::vfs::BkfsVfs;
@@ -176,7 +176,7 @@ pub fn walk(path: &std::path::Path, snapshot: &str) -> Result<Seen, String> {
 pub fn walk_on(runtime: Runtime, path: &std::path::Path, snapshot: &str) -> Result<Seen, String> {
     let seen = runtime.block_on(async {
         let repository = open(opening(path), &mut Known(Some(PASSWORD))).await;
-        let plan = Plan {
+        let plan = MountPlan {
             repository: Arc::new(repository.map_err(|error| error.to_string())?),
             mount_point: "/nowhere".into(),
             options: MountOptions::default(),

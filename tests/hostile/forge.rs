@@ -7,21 +7,21 @@ use std::time::Duration;
 
 use bkfs::mounting::uploads::IngestUploads;
 use bkfs::repository::{Opening, Repository, open};
-use bkfs::root::commit::{CommitRequest, Committer};
+use bkfs::root::commit::{CommitRequest, RootCommitter};
 use bkfs::root::lists::ListWriter;
 use bkfs::root::repository::{Accepted, NewRepository, create};
 use bkfs::root::session::{OpenSession, VolumeRequest};
 use bkfs::root::shard::{ListRef, encode_shard};
-use bkfs::root::snapshots::{SnapshotEntry, SnapshotRequest};
+use bkfs::root::snapshots::{NewSnapshot, SnapshotEntry};
 use bkfs::root::state::Root;
 use bkfs::tree::item::{Attributes, Item, Timestamp};
 use bkfs::tree::key::Key;
 use bkfs::volume::ROOT_INODE;
 use bkfs::volume::nodes::NewNodes;
-use bkfs_chunker::depot::DepotConfig;
+use bkfs_chunker::content_store::ContentStoreConfig;
+use bkfs_chunker::crypto::{Class, SlotCost};
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::Ingest;
-use bkfs_chunker::seal::{Class, SlotCost};
 use bkfs_store::entropy::SystemEntropy;
 use bkfs_store::{StoreOptions, open_store, parse_url};
 use bytes::Bytes;
@@ -44,7 +44,7 @@ pub struct Forger {
     pub repository: Arc<Repository>,
     ingest: Arc<Ingest>,
     session: OpenSession,
-    committer: Committer<IngestUploads>,
+    committer: RootCommitter<IngestUploads>,
     runtime: Runtime,
 }
 
@@ -57,10 +57,10 @@ pub fn opening(path: &Path) -> Opening {
             create_directory: true,
             ..StoreOptions::default()
         },
-        depot: DepotConfig {
+        content_store: ContentStoreConfig {
             cache_dir: None,
             workers: 0,
-            ..DepotConfig::default()
+            ..ContentStoreConfig::default()
         },
         timeout: Duration::from_secs(10),
         min_generation: 0,
@@ -87,7 +87,7 @@ pub async fn make(path: &Path) {
         cost: SlotCost {
             memory_kib: 64,
             passes: 1,
-            lanes: 1,
+            pack_writers: 1,
         },
         label: "hostile",
         clock: Default::default(),
@@ -121,12 +121,15 @@ impl Forger {
             );
             let session = session.await.expect("a session");
             repository.load_index_to_write().await.expect("an index");
-            let ingest = Arc::new(Ingest::new(repository.depot.clone(), session.id().0));
+            let ingest = Arc::new(Ingest::new(
+                repository.content_store.clone(),
+                session.id().0,
+            ));
             let uploads = Arc::new(IngestUploads {
                 ingest: ingest.clone(),
                 lists: repository.lists.clone(),
             });
-            let committer = Committer::new(
+            let committer = RootCommitter::new(
                 repository.handle.clone(),
                 repository.lists.clone(),
                 session.id(),
@@ -189,7 +192,7 @@ impl Forger {
             inodes: 3,
             bytes: HONEST.len() as u64,
             clock: self.repository.now(),
-            snapshot: Some(SnapshotRequest {
+            snapshot: Some(NewSnapshot {
                 name: Some(name.to_owned()),
                 host: "host".into(),
                 user: "user".into(),

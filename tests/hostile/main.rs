@@ -357,8 +357,8 @@ fn strange(outer: &Path) -> Option<String> {
     let mut names = names.map(|name| name.to_string_lossy().into_owned());
     let known = ["target", "other", "victim"];
     let strange = names.find(|name| !known.contains(&name.as_str()));
-    let victim = std::fs::read(outer.join("victim")).expect("the victim");
-    let spoiled = (victim != b"victim").then(|| "the victim".to_owned());
+    let ended_session = std::fs::read(outer.join("victim")).expect("the victim");
+    let spoiled = (ended_session != b"victim").then(|| "the victim".to_owned());
     let escaped = Path::new("/tmp/escaped").exists();
     strange
         .or(spoiled)

@@ -6,8 +6,8 @@
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
 use crate::state::{
-    Ground, NONE, OWN_PACKS, Objects, Pack, PackSet, Phase, SESSIONS, Session, Standing, State,
-    own_pack,
+    NONE, OWN_PACKS, Objects, Pack, PackSet, Phase, RecoveryBase, SESSIONS, Session, Standing,
+    State, own_pack,
 };
 use crate::world::Role;
 
@@ -224,10 +224,12 @@ pub fn decide(model: &Protocol, state: &State, epoch: u8) -> Option<State> {
         model.coverage.note(Event::DeletionHeldBack);
         return None;
     }
-    let stands_below = |ground: &Ground| ground.base < epoch;
-    let grounds = state.root.grounds.iter().flatten();
-    if !model.lacks(Mutant::GroundWithoutBase) && grounds.into_iter().any(stands_below) {
-        model.coverage.note(Event::GroundHeldBack);
+    let stands_below = |recovery_base: &RecoveryBase| recovery_base.base < epoch;
+    let recovery_bases = state.root.recovery_bases.iter().flatten();
+    if !model.lacks(Mutant::RecoveryBaseWithoutCommit)
+        && recovery_bases.into_iter().any(stands_below)
+    {
+        model.coverage.note(Event::RecoveryBaseHeldBack);
         return None;
     }
     let mut next = *state;

@@ -136,8 +136,13 @@ pub fn send_kept(model: &Protocol, state: &State, s: Session, n: usize) -> Optio
 /// A new holder on the machine of an ended session, whose process is dead, sends the contents of
 /// its spool: packs, then journals, under the names that they were settled under. These packs are
 /// still the session's own.
-pub fn replay_spool(model: &Protocol, state: &State, taker: Session, v: Session) -> Option<State> {
-    let is_here = model.scenario.machines[taker] == model.scenario.machines[v];
+pub fn replay_spool(
+    model: &Protocol,
+    state: &State,
+    new_holder: Session,
+    v: Session,
+) -> Option<State> {
+    let is_here = model.scenario.machines[new_holder] == model.scenario.machines[v];
     let is_new = state.processes[v].phase == Phase::Mounted;
     if !is_here || !is_new || state.root.sessions[v].standing != Standing::Ending {
         return None;

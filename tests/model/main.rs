@@ -11,7 +11,7 @@
 //! | `world` | the parameters of a scenario |
 //! | `protocol` | scenario + rules − left-out clauses as a `stateright::Model`; events reached |
 //! | `steps` | the steps by name, and which may be possible |
-//! | `writer`, `journal`, `taker`, `collector`, `damage` | the rules |
+//! | `writer`, `journal`, `new_holder`, `collector`, `damage` | the rules |
 //! | `mutants` | the clauses that can be left out |
 //! | `properties` | the properties that must hold in every state |
 //! | `scenarios` | the bounded worlds |
@@ -61,12 +61,12 @@ mod collector;
 mod damage;
 mod journal;
 mod mutants;
+mod new_holder;
 mod properties;
 mod protocol;
 mod scenarios;
 mod state;
 mod steps;
-mod taker;
 mod world;
 mod writer;
 
@@ -260,8 +260,8 @@ refuted! {
     gap_passed_over: [GapPassedOver], JOURNAL_LOST, ACKNOWLEDGED_KEPT;
     gap_taken_for_end: [GapTakenForEnd], JOURNAL_LOST, LOSS_TOLD;
     sent_out_of_turn: [SentOutOfTurn], JOURNAL_LOST, HONEST_BELIEVED;
-    ground_not_left: [GroundNotLeft], SPOOL_ELSEWHERE, SPOOL_RECOVERABLE;
-    ground_without_base: [GroundWithoutBase], SPOOL_ELSEWHERE, SPOOL_RECOVERABLE;
+    ground_not_left: [RecoveryBaseNotLeft], SPOOL_ELSEWHERE, SPOOL_RECOVERABLE;
+    ground_without_base: [RecoveryBaseWithoutCommit], SPOOL_ELSEWHERE, SPOOL_RECOVERABLE;
     spool_ignored: [SpoolIgnored], SPOOL_HERE, SPOOL_REPLAYED;
     rule_4_kept_journal_ignored: [KeptJournalIgnored], SPOOL_HERE, SPOOL_RECOVERABLE;
     memory_ignored: [MemoryIgnored], JOURNAL_LOST_HERE, LOSS_TOLD;

@@ -137,10 +137,10 @@ pub enum Mutant {
     /// a gap for a loss.
     SentOutOfTurn,
     /// Rule 7: a session leaves R and its spool is not recorded.
-    GroundNotLeft,
+    RecoveryBaseNotLeft,
     /// Rules 7, 8c: a ground keeps the tree that a spool follows, but not the objects that the
     /// spool refers to.
-    GroundWithoutBase,
+    RecoveryBaseWithoutCommit,
     /// Rule 7: a new holder does not read the spools of its own machine.
     SpoolIgnored,
     /// Rule 4: a journal on the disk of its machine does not count when a base is raised.
@@ -204,8 +204,8 @@ pub const ALL: &[Mutant] = &[
     Mutant::GapPassedOver,
     Mutant::GapTakenForEnd,
     Mutant::SentOutOfTurn,
-    Mutant::GroundNotLeft,
-    Mutant::GroundWithoutBase,
+    Mutant::RecoveryBaseNotLeft,
+    Mutant::RecoveryBaseWithoutCommit,
     Mutant::SpoolIgnored,
     Mutant::KeptJournalIgnored,
     Mutant::MemoryIgnored,

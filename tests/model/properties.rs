@@ -3,12 +3,12 @@
 use stateright::Property;
 
 use crate::journal;
+use crate::new_holder;
 use crate::protocol::Protocol;
 use crate::state::{
     Journal, JournalState, Log, Objects, PackSet, Phase, SESSIONS, Session, Standing, State,
     VOLUMES,
 };
-use crate::taker;
 
 /// An operation that fsync or a commit acknowledged is in the tree in R or in a journal that a new
 /// holder would replay. No operation is applied twice or out of order.
@@ -181,10 +181,10 @@ fn listing_intact(model: &Protocol, state: &State) -> bool {
             let Some(volume) = model.scenario.volume(s) else {
                 return true;
             };
-            let replay = taker::replay(model, state, s, volume);
+            let replay = new_holder::replay(model, state, s, volume);
             let places = replay.named.and(indexed(state)).common(state.store.stored);
             let there = state.store.objects(places);
-            replay.victims.iter().all(|&(v, before, after)| {
+            replay.ended_sessions.iter().all(|&(v, before, after)| {
                 content_of(state, v, before + 1, after)
                     .without(there)
                     .is_empty()
@@ -227,12 +227,12 @@ fn honest_believed(model: &Protocol, state: &State) -> bool {
             let Some(volume) = model.scenario.volume(s) else {
                 return true;
             };
-            let replay = taker::replay(model, state, s, volume);
+            let replay = new_holder::replay(model, state, s, volume);
             let lost = replay
-                .victims
+                .ended_sessions
                 .iter()
                 .any(|&(v, ..)| state.store.lost[v] != 0);
-            lost || !taker::visibly_missing(model, state, s, &replay).any()
+            lost || !new_holder::visibly_missing(model, state, s, &replay).any()
         })
 }
 

@@ -96,11 +96,11 @@ pub enum Event {
     /// A new holder sent the contents of a spool of its machine.
     SpoolReplayed,
     /// A session left R while its spool held more.
-    GroundLeft,
+    RecoveryBaseLeft,
     /// Deletion of an epoch waited for a ground.
-    GroundHeldBack,
+    RecoveryBaseHeldBack,
     /// The contents of a spool became a snapshot.
-    GroundClaimed,
+    RecoveryBaseClaimed,
 }
 
 /// The events that a search has met.
@@ -261,8 +261,8 @@ impl Protocol {
         let trees = volumes.fold(Objects::default(), |all, (v, volume)| {
             all.and(self.tree(state, v, volume.log))
         });
-        let grounds = state.root.grounds.iter().flatten();
-        grounds.fold(trees, |all, ground| all.and(ground.tree))
+        let recovery_bases = state.root.recovery_bases.iter().flatten();
+        recovery_bases.fold(trees, |all, recovery_base| all.and(recovery_base.tree))
     }
 
     /// Returns the ending sessions of the volume, oldest first.

@@ -278,7 +278,7 @@ pub struct Root {
     pub condemned: [PackSet; EPOCHS],
     /// Grounds: sessions that left R although their spools may hold operations that only the spool
     /// acknowledged.
-    pub grounds: [Option<Ground>; SESSIONS],
+    pub recovery_bases: [Option<RecoveryBase>; SESSIONS],
     /// The volumes.
     pub volumes: [Volume; VOLUMES],
     /// The sessions.
@@ -321,7 +321,7 @@ impl Root {
 
 /// The position of a session that left R.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Ground {
+pub struct RecoveryBase {
     /// The objects reached by the tree that the spool of the session follows.
     pub tree: Objects,
     /// The base of the session. No pack that was condemned in a later epoch is deleted.

@@ -9,7 +9,7 @@ use crate::mutants::Mutant;
 use crate::protocol::Protocol;
 use crate::state::{EPOCHS, JOURNALS, Pack, Phase, SESSIONS, Session, State};
 use crate::world::{Role, Write};
-use crate::{collector, damage, journal, taker, writer};
+use crate::{collector, damage, journal, new_holder, writer};
 
 /// One step of one process, or the arrival of a slow request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,7 +70,7 @@ pub enum Step {
     /// Rule 7: a new holder sends the contents of an ended session's spool on its machine.
     SpoolReplay(Session, Session),
     /// Rule 7: the contents of the spool of a session that left R become a snapshot.
-    ClaimGroundCas(Session, Session),
+    ClaimRecoveryBaseCas(Session, Session),
     /// Rule 7: the user of a new holder says that it may go on without the missing journals.
     AcceptLoss(Session),
     /// Rule 6: GET R after the journal's answer. Acknowledges if the session still holds the
@@ -215,7 +215,7 @@ fn of_writer(
     }
     steps.extend(both.map(|late| Step::BaseSend { s, late }));
     if model.scenario.spools {
-        steps.extend((0..SESSIONS).map(|v| Step::ClaimGroundCas(s, v)));
+        steps.extend((0..SESSIONS).map(|v| Step::ClaimRecoveryBaseCas(s, v)));
         steps.extend((0..JOURNALS).map(|n| Step::KeptSend(s, n)));
     }
     if model.scenario.leave {
@@ -265,7 +265,7 @@ fn of_writer(
 /// Returns the state after the step, or `None` if the rules or the state forbid it.
 pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
     match step {
-        Step::RegisterCas(s) => taker::register(model, state, s),
+        Step::RegisterCas(s) => new_holder::register(model, state, s),
         Step::RefreshIndex(s) => writer::refresh_index(model, state, s),
         Step::Accept { s, write, late } => writer::accept(model, state, s, write, late),
         Step::PackLand(p) => writer::pack_land(model, state, p),
@@ -282,18 +282,18 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::JournalKeep(s) => journal::keep(model, state, s),
         Step::KeptSend(s, n) => journal::send_kept(model, state, s, n),
         Step::SpoolReplay(s, v) => journal::replay_spool(model, state, s, v),
-        Step::ClaimGroundCas(s, v) => taker::claim_ground_cas(model, state, s, v),
-        Step::AcceptLoss(s) => taker::accept_loss(model, state, s),
+        Step::ClaimRecoveryBaseCas(s, v) => new_holder::claim_ground_cas(model, state, s, v),
+        Step::AcceptLoss(s) => new_holder::accept_loss(model, state, s),
         Step::FsyncGet(s) => journal::fsync_get(model, state, s),
         Step::EarlyGet(s) => journal::early_get(model, state, s),
         Step::CommitCas { s, last, late } => writer::commit_cas(model, state, s, last, late),
         Step::CommitLand(s) => writer::commit_land(model, state, s),
-        Step::TakeCas(s) => taker::take_cas(model, state, s),
-        Step::TakeList(s) => taker::list(model, state, s),
-        Step::ReplayCommitCas(s) => taker::replay_commit_cas(model, state, s),
-        Step::RemoveReplayedCas(s) => taker::remove_replayed_cas(model, state, s),
-        Step::LeaveCas(s) => taker::leave_cas(model, state, s),
-        Step::EndSessionCas(s) => taker::end_session_cas(model, state, s),
+        Step::TakeCas(s) => new_holder::take_cas(model, state, s),
+        Step::TakeList(s) => new_holder::list(model, state, s),
+        Step::ReplayCommitCas(s) => new_holder::replay_commit_cas(model, state, s),
+        Step::RemoveReplayedCas(s) => new_holder::remove_replayed_cas(model, state, s),
+        Step::LeaveCas(s) => new_holder::leave_cas(model, state, s),
+        Step::EndSessionCas(s) => new_holder::end_session_cas(model, state, s),
         Step::CollectMark { s, rewrite } => collector::mark(model, state, s, rewrite),
         Step::CondemnCas(s) => collector::condemn_cas(model, state, s),
         Step::CollectDecide(epoch) => collector::decide(model, state, epoch),

@@ -146,7 +146,7 @@ impl Scenario {
                 live: given,
                 quarantine: PackSet::EMPTY,
                 condemned: [PackSet::EMPTY; EPOCHS],
-                grounds: [None; SESSIONS],
+                recovery_bases: [None; SESSIONS],
                 volumes: [Volume {
                     holder: NONE,
                     takes: 0,

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use bkfs::clock::Clock;
-use bkfs::machine::Machine;
+use bkfs::environment::Environment;
 use bkfs::mounting::error::MountingError;
 use bkfs::mounting::settings::Settings;
 use bkfs::mounting::spool_place::SpoolPlace;
-use bkfs::mounting::{Assembled, Plan};
+use bkfs::mounting::{Assembled, MountPlan};
 use bkfs::repository::{Opening, Repository, open_on};
 use bkfs::root::error::RootError;
 use bkfs::root::holder::{ProcessState, Processes};
 use bkfs::root::state::HolderInfo;
 use bkfs::tree::item::Timestamp;
 use bkfs_chunker::budget::MemoryBudget;
-use bkfs_chunker::depot::DepotConfig;
-use bkfs_chunker::seal::Keyring;
+use bkfs_chunker::content_store::ContentStoreConfig;
+use bkfs_chunker::crypto::Keyring;
 use bkfs_fuse::MountOptions;
 use bkfs_store::disk::Disk;
 use bkfs_store::{Store, StoreOptions, parse_url};
@@ -105,8 +105,8 @@ pub struct Mount {
 }
 
 /// Returns the machine that the mount runs on.
-pub fn machine(wish: &Wish) -> Machine {
-    Machine {
+pub fn machine(wish: &Wish) -> Environment {
+    Environment {
         clock: Arc::new(SkewedClock {
             start: Instant::now(),
             skew_s: wish.skew_s,
@@ -135,12 +135,12 @@ pub async fn open(store: Arc<dyn Store>, wish: &Wish) -> Result<Repository, Root
         key: None,
         url: parse_url("/simulation").expect("a URL"),
         store: StoreOptions::default(),
-        depot: DepotConfig {
+        content_store: ContentStoreConfig {
             workers: 0,
             memory: MemoryBudget::of_total(wish.manners.memory_bytes),
             pack_bytes: wish.manners.pack_bytes,
             timeout_ms: wish.manners.timeout.as_millis() as u64,
-            ..DepotConfig::default()
+            ..ContentStoreConfig::default()
         },
         timeout: wish.manners.timeout,
         min_generation: 0,
@@ -156,7 +156,7 @@ pub async fn open(store: Arc<dyn Store>, wish: &Wish) -> Result<Repository, Root
 /// [`Refused::Root`] if the repository cannot be opened, [`Refused::Mounting`] if the mount fails.
 pub async fn mount(store: Arc<dyn Store>, wish: &Wish) -> Result<Mount, Refused> {
     let repository = Arc::new(open(store, wish).await?);
-    let keyring = repository.depot.keyring().clone();
+    let keyring = repository.content_store.keyring().clone();
     let mut options = MountOptions::default();
     options.flags.read_only = wish.read_only;
     let spool = wish.disk.clone().map(|disk| SpoolPlace {
@@ -169,8 +169,8 @@ pub async fn mount(store: Arc<dyn Store>, wish: &Wish) -> Result<Mount, Refused>
         },
     });
     let plan = match wish.ends_session {
-        true => Plan::to_end(repository.clone(), wish.volume.clone(), wish.steal, spool),
-        false => Plan {
+        true => MountPlan::to_end(repository.clone(), wish.volume.clone(), wish.steal, spool),
+        false => MountPlan {
             repository: repository.clone(),
             mount_point: "/backup".into(),
             options,

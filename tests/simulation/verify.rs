@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs::maintain::{self, CheckOptions};
-use bkfs_chunker::seal::Keyring;
+use bkfs_chunker::crypto::Keyring;
 use bkfs_testing::entropy::SeededEntropy;
 
 use crate::alphabet::{Dump, World as _};
@@ -88,7 +88,7 @@ pub async fn collected(world: &Rc<World>, volumes: &[String]) -> Result<(), Stri
         collector::gather(&repository)
             .await
             .map_err(|error| error.to_string())?;
-        keyring = Some(repository.depot.keyring().clone());
+        keyring = Some(repository.content_store.keyring().clone());
     }
     for volume in volumes {
         snapshots(world, volume).await?;
@@ -181,7 +181,7 @@ async fn recovered(world: &Rc<World>, volume: &str, live: &Dump) -> Result<(), S
     Ok(())
 }
 
-/// Whether `why` has the words of [`DepotError::Missing`](bkfs_chunker::error::DepotError::Missing)
+/// Whether `why` has the words of [`ContentError::Missing`](bkfs_chunker::error::ContentError::Missing)
 /// or `Unknown`. These are the errors for a blob that a collection deleted because nothing needed
 /// it.
 fn tells_of_something_gone(why: &str) -> bool {

@@ -22,10 +22,10 @@ pub struct Wall {
 
 /// Modules that do no I/O, read no clock and draw no randomness.
 pub const PURE: &[&str] = &[
-    "chunker/src/cut",
+    "chunker/src/chunking",
     "chunker/src/id",
     "chunker/src/codec",
-    "chunker/src/seal",
+    "chunker/src/crypto",
     "chunker/src/pack",
     "chunker/src/index",
     "chunker/store/src/lock",
@@ -135,7 +135,7 @@ pub const WALLS: &[Wall] = &[
         except: &[],
         forbidden: &[
             "bkfs_chunker::pack",
-            "bkfs_chunker::cut",
+            "bkfs_chunker::chunking",
             "bkfs_chunker::codec",
         ],
         allowed: &["bkfs_chunker::pack::PackName"],
@@ -143,10 +143,10 @@ pub const WALLS: &[Wall] = &[
     },
     Wall {
         rooms: &[
-            "chunker/src/cut",
+            "chunker/src/chunking",
             "chunker/src/id",
             "chunker/src/codec",
-            "chunker/src/seal",
+            "chunker/src/crypto",
             "chunker/src/pack",
             "chunker/src/index",
         ],
@@ -154,7 +154,7 @@ pub const WALLS: &[Wall] = &[
         forbidden: &[
             "bkfs_store",
             "crate::bucket",
-            "crate::depot",
+            "crate::content_store",
             "crate::runtime",
             "crate::ingest",
             "crate::pending",
@@ -168,14 +168,19 @@ pub const WALLS: &[Wall] = &[
     Wall {
         rooms: &["chunker/src/hydrate", "chunker/src/pending"],
         except: &[],
-        forbidden: &["crate::depot", "crate::runtime", "crate::ingest"],
+        forbidden: &["crate::content_store", "crate::runtime", "crate::ingest"],
         allowed: &[],
         reason: "the read path does not know the write path, and pending data knows neither",
     },
     Wall {
         rooms: &["chunker/src/pending"],
         except: &[],
-        forbidden: &["crate::hydrate", "crate::link", "bkfs_store", "tokio"],
+        forbidden: &[
+            "crate::hydrate",
+            "crate::store_client",
+            "bkfs_store",
+            "tokio",
+        ],
         allowed: &[],
         reason: "pending data is kept in memory, without I/O",
     },
@@ -268,7 +273,7 @@ mod tests {
     fn each_wall_is_held() {
         let cases = [
             (
-                "chunker/src/cut/grid.rs",
+                "chunker/src/chunking/grid.rs",
                 "use std::{collections::HashMap, fs::File};",
                 "pure",
             ),
@@ -278,7 +283,7 @@ mod tests {
                 "pure",
             ),
             (
-                "chunker/src/seal/mod.rs",
+                "chunker/src/crypto/mod.rs",
                 "use aws_lc_rs::{aead, rand::SystemRandom};",
                 "pure",
             ),
@@ -289,7 +294,11 @@ mod tests {
                 "pure",
             ),
             ("src/retain.rs", "use std::time::*;", "pure"),
-            ("fuse/src/adapter.rs", "use bkfs_chunker::Depot;", "fuse/"),
+            (
+                "fuse/src/adapter.rs",
+                "use bkfs_chunker::ContentStore;",
+                "fuse/",
+            ),
             (
                 "chunker/store/src/lib.rs",
                 "use bkfs_fuse::Vfs;",
@@ -333,8 +342,8 @@ mod tests {
                 "write path",
             ),
             (
-                "chunker/src/pending/ledger.rs",
-                "use crate::link::Link;",
+                "chunker/src/pending/pending_index.rs",
+                "use crate::store_client::StoreClient;",
                 "without I/O",
             ),
             ("src/tree/mod.rs", "use crate::volume::Volume;", "edges"),
@@ -370,7 +379,7 @@ mod tests {
                 "use object_store::aws::AmazonS3; use tokio::time;",
             ),
             (
-                "chunker/src/seal/config.rs",
+                "chunker/src/crypto/config.rs",
                 "use bkfs_store::lock::LockRule;",
             ),
             (

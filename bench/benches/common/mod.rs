@@ -4,7 +4,7 @@
 
 #![allow(dead_code, reason = "each benchmark uses a part")]
 
-use bkfs_chunker::seal::{Keyring, RepositoryId, Secrets};
+use bkfs_chunker::crypto::{Keyring, RepositoryId, Secrets};
 
 /// The repository id of all benchmarks.
 const REPOSITORY: RepositoryId = RepositoryId([7; 16]);

@@ -6,10 +6,10 @@
 use std::fs::File;
 use std::time::Instant;
 
+use bkfs_chunker::crypto::{Class, HEADER_LEN};
 use bkfs_chunker::id::{Kind, Prefix};
 use bkfs_chunker::index::{PackRecord, Table, TableBuilder};
 use bkfs_chunker::pack::{FooterBuilder, PackName};
-use bkfs_chunker::seal::{Class, HEADER_LEN};
 use memmap2::Mmap;
 
 use crate::Outcome;

@@ -3,10 +3,10 @@
 
 use std::hint::black_box;
 
+use bkfs_chunker::chunking::{Parameters, Profile, is_zero};
 use bkfs_chunker::codec::{Balance, Decoder, Effort, Encoder};
-use bkfs_chunker::cut::{Parameters, Profile, is_zero};
+use bkfs_chunker::crypto::{Class, Features, Keyring, NONCE_LEN, RepositoryId, Secrets};
 use bkfs_chunker::id::Kind;
-use bkfs_chunker::seal::{Class, Features, Keyring, NONCE_LEN, RepositoryId, Secrets};
 
 use crate::Outcome;
 use crate::context::Context;

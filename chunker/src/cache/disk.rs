@@ -16,8 +16,8 @@ use bytes::Bytes;
 use lru::LruCache;
 use parking_lot::Mutex;
 
+use crate::crypto::NONCE_LEN;
 use crate::pack::PackName;
-use crate::seal::NONCE_LEN;
 
 /// Maximum number of files that are open concurrently.
 const OPEN_FILES: usize = 128;
@@ -29,11 +29,11 @@ pub(crate) struct DiskCache {
     limit: AtomicU64,
     writes_off: AtomicBool,
     reads_off: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<DiskCacheState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct DiskCacheState {
     /// Packs in order of use: the least recently used pack is evicted first.
     packs: LruCache<PackName, Entry>,
     used: u64,
@@ -79,7 +79,7 @@ impl DiskCache {
             }));
         }
         found.sort_unstable();
-        let mut state = State {
+        let mut state = DiskCacheState {
             packs: LruCache::unbounded(),
             used: 0,
             open: 0,
@@ -285,7 +285,7 @@ impl DiskCache {
     }
 }
 
-impl State {
+impl DiskCacheState {
     fn forget(&mut self, name: PackName) -> bool {
         let Some(entry) = self.packs.pop(&name) else {
             return false;

@@ -9,11 +9,11 @@ use parking_lot::Mutex;
 #[derive(Debug)]
 pub(crate) struct MemoryCache<K: Hash + Eq, V> {
     limit: u64,
-    state: Mutex<State<K, V>>,
+    state: Mutex<MemoryCacheState<K, V>>,
 }
 
 #[derive(Debug)]
-struct State<K: Hash + Eq, V> {
+struct MemoryCacheState<K: Hash + Eq, V> {
     entries: LruCache<K, (u64, V)>,
     used: u64,
 }
@@ -23,7 +23,7 @@ impl<K: Hash + Eq, V: Clone> MemoryCache<K, V> {
     pub(crate) fn new(limit: u64) -> Self {
         Self {
             limit,
-            state: Mutex::new(State {
+            state: Mutex::new(MemoryCacheState {
                 entries: LruCache::unbounded(),
                 used: 0,
             }),

@@ -15,13 +15,13 @@ use futures::{StreamExt, TryStreamExt};
 use parking_lot::{Mutex, RwLock};
 
 use crate::cache::MemoryCache;
-use crate::error::DepotError;
+use crate::crypto::{Class, HEADER_LEN, Keyring};
+use crate::error::ContentError;
 use crate::gate::ByteGate;
 use crate::id::{Id, Prefix};
 use crate::index::{self, PackNumber, PackRecord, Table, TableBuilder};
-use crate::link::Link;
 use crate::pack::PackName;
-use crate::seal::{Class, HEADER_LEN, Keyring};
+use crate::store_client::StoreClient;
 use crate::workers::{Scratch, Workers};
 
 use files::TableBytes;
@@ -77,7 +77,7 @@ impl Location {
 
 /// A frame of a pack, or all frames of a pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
+pub struct PackLocation {
     /// The pack.
     pub pack: PackName,
     /// The number of the frame. `None` stands for all frames.
@@ -110,7 +110,7 @@ pub(crate) struct Staged {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CatalogTables {
     tables: Vec<Arc<Loaded>>,
     /// All packs that were ever reported as condemned, about 30 bytes each.
     ///
@@ -126,9 +126,9 @@ pub(crate) struct Catalog {
     files: Option<TableFiles>,
     keyring: Keyring,
     workers: Workers,
-    link: Arc<Link>,
-    state: RwLock<Arc<State>>,
-    quarantine: RwLock<HashSet<Place>>,
+    link: Arc<StoreClient>,
+    state: RwLock<Arc<CatalogTables>>,
+    quarantine: RwLock<HashSet<PackLocation>>,
     damaged: Mutex<HashSet<(PackName, u16)>>,
     recent: MemoryCache<PackName, Arc<Vec<PackRecord>>>,
     /// Tables of new index objects that a root may list soon.
@@ -141,7 +141,7 @@ impl Catalog {
         files: Option<TableFiles>,
         keyring: Keyring,
         workers: Workers,
-        link: Arc<Link>,
+        link: Arc<StoreClient>,
     ) -> Self {
         Self {
             files,
@@ -157,7 +157,7 @@ impl Catalog {
         }
     }
 
-    fn state(&self) -> Arc<State> {
+    fn state(&self) -> Arc<CatalogTables> {
         Arc::clone(&self.state.read())
     }
 
@@ -226,7 +226,7 @@ impl Catalog {
             return true;
         }
         let quarantine = self.quarantine.read();
-        let holds = |frame| quarantine.contains(&Place { pack, frame });
+        let holds = |frame| quarantine.contains(&PackLocation { pack, frame });
         !quarantine.is_empty() && (holds(Some(frame)) || holds(None))
     }
 
@@ -235,17 +235,17 @@ impl Catalog {
         !self.damaged.lock().is_empty() || !self.quarantine.read().is_empty()
     }
 
-    pub(crate) fn set_quarantine(&self, places: HashSet<Place>) {
+    pub(crate) fn set_quarantine(&self, places: HashSet<PackLocation>) {
         *self.quarantine.write() = places;
     }
 
     /// Returns all copies of a blob, those in condemned packs and damaged frames included.
-    pub(crate) fn places(&self, prefix: &Prefix) -> Vec<Place> {
+    pub(crate) fn places(&self, prefix: &Prefix) -> Vec<PackLocation> {
         let state = self.state();
         let place = |loaded: &Loaded, found: index::Location| {
             let pack = loaded.table.pack(found.pack)?.name;
             let frame = Some(found.frame);
-            Some(Place { pack, frame })
+            Some(PackLocation { pack, frame })
         };
         let tables = state.tables.iter();
         tables
@@ -269,7 +269,7 @@ impl Catalog {
     }
 
     /// Replaces the whole index by these packs, whether an index object lists them or not.
-    pub(crate) async fn load_records(&self, records: Vec<PackRecord>) -> Result<(), DepotError> {
+    pub(crate) async fn load_records(&self, records: Vec<PackRecord>) -> Result<(), ContentError> {
         let _turn = self.loading.lock().await;
         let name = PackName {
             session: 0,
@@ -289,8 +289,8 @@ impl Catalog {
         };
         let bytes = self.workers.run(build).await?;
         let table = Table::open(TableBytes::Memory(bytes))
-            .map_err(|_| DepotError::Internal("a fresh table does not open"))?;
-        *self.state.write() = Arc::new(State {
+            .map_err(|_| ContentError::Internal("a fresh table does not open"))?;
+        *self.state.write() = Arc::new(CatalogTables {
             tables: vec![Arc::new(Loaded { reference, table })],
             condemned: HashSet::new(),
         });
@@ -298,13 +298,13 @@ impl Catalog {
     }
 
     /// Makes the tables match the root's list; see
-    /// [`Depot::load_index`](crate::depot::Depot::load_index).
+    /// [`ContentStore::load_index`](crate::content_store::ContentStore::load_index).
     pub(crate) async fn load(
         &self,
         list: &[IndexRef],
         condemned: &HashSet<PackName>,
         memory: &ByteGate,
-    ) -> Result<(), DepotError> {
+    ) -> Result<(), ContentError> {
         let _turn = self.loading.lock().await;
         let before = self.state();
         let staged = self.staged();
@@ -332,7 +332,7 @@ impl Catalog {
             .iter()
             .filter_map(|reference| known(reference.name).cloned().or_else(|| fresh.next()));
         let ever = before.condemned.union(condemned).copied();
-        *self.state.write() = Arc::new(State {
+        *self.state.write() = Arc::new(CatalogTables {
             tables: tables.collect(),
             condemned: ever.collect(),
         });
@@ -348,7 +348,7 @@ impl Catalog {
         &self,
         reference: IndexRef,
         memory: &ByteGate,
-    ) -> Result<Arc<Loaded>, DepotError> {
+    ) -> Result<Arc<Loaded>, ContentError> {
         if let Some(files) = &self.files
             && let Some(table) = files.open(reference.name).await
         {
@@ -363,23 +363,26 @@ impl Catalog {
     }
 
     /// Reads an index object from the bucket.
-    async fn fetch(&self, name: PackName) -> Result<Vec<PackRecord>, DepotError> {
+    async fn fetch(&self, name: PackName) -> Result<Vec<PackRecord>, ContentError> {
         let key = name.key(Class::Index);
         let object = self.link.get(&key).await?;
         let keyring = self.keyring.clone();
         let job = self.workers.run(move |scratch| {
             let payload = keyring
                 .open_object(Class::Index, &key, &object)
-                .map_err(|error| DepotError::unopened(&key, error))?;
+                .map_err(|error| ContentError::unopened(&key, error))?;
             drop(object);
             index::decode(&payload, scratch.frame_decoder.decoder())
-                .map_err(|error| DepotError::damaged(&key, error))
+                .map_err(|error| ContentError::damaged(&key, error))
         });
         job.await?
     }
 
     /// Returns the packs of an index object that a new one absorbs.
-    pub(crate) async fn records(&self, name: PackName) -> Result<Arc<Vec<PackRecord>>, DepotError> {
+    pub(crate) async fn records(
+        &self,
+        name: PackName,
+    ) -> Result<Arc<Vec<PackRecord>>, ContentError> {
         match self.recent.get(&name) {
             Some(records) => Ok(records),
             None => self.fetch(name).await.map(Arc::new),
@@ -391,7 +394,7 @@ impl Catalog {
         &self,
         reference: IndexRef,
         records: Vec<PackRecord>,
-    ) -> Result<Staged, DepotError> {
+    ) -> Result<Staged, ContentError> {
         let (loaded, records) = self.tabulate(reference, records).await?;
         let mut staged = self.staged.lock();
         staged.retain(|loaded| loaded.strong_count() > 0);
@@ -414,7 +417,7 @@ impl Catalog {
         &self,
         reference: IndexRef,
         records: Vec<PackRecord>,
-    ) -> Result<(Arc<Loaded>, Vec<PackRecord>), DepotError> {
+    ) -> Result<(Arc<Loaded>, Vec<PackRecord>), ContentError> {
         let job = self.workers.run(move |_: &mut Scratch| {
             let mut builder = TableBuilder::new();
             for record in &records {
@@ -427,7 +430,7 @@ impl Catalog {
             Some(files) => files.keep(reference.name, bytes).await,
             None => Table::open(TableBytes::Memory(bytes)),
         };
-        let table = table.map_err(|_| DepotError::Internal("a fresh table does not open"))?;
+        let table = table.map_err(|_| ContentError::Internal("a fresh table does not open"))?;
         Ok((Arc::new(Loaded { reference, table }), records))
     }
 
@@ -443,7 +446,7 @@ impl Catalog {
         };
         let kept = state.tables.iter().filter(|loaded| !gone(loaded)).cloned();
         let new = staged.iter().map(|staged| Arc::clone(&staged.loaded));
-        *state = Arc::new(State {
+        *state = Arc::new(CatalogTables {
             tables: kept.chain(new).collect(),
             condemned: state.condemned.clone(),
         });

@@ -99,7 +99,7 @@ pub struct Cut {
     pub is_zero: bool,
 }
 
-/// Finds cut points. Cheap to clone. [`crate::seal::Keyring::cutter`] makes it, because
+/// Finds cut points. Cheap to clone. [`crate::crypto::Keyring::cutter`] makes it, because
 /// content-defined cut points are keyed.
 #[derive(Clone)]
 pub struct Cutter {

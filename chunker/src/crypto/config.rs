@@ -9,7 +9,7 @@ use super::keys::BOX_OVERHEAD;
 use super::object::{Algorithm, Class, Features, RepositoryId};
 use super::secrets::definite;
 use super::{HEADER_LEN, Keyring, OpenError, Secrets};
-use crate::cut::Parameters;
+use crate::chunking::Parameters;
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use bkfs_store::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
 use bytes::Bytes;

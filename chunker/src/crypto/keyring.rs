@@ -4,7 +4,7 @@ use super::header::{self, HEADER_LEN, Header};
 use super::keys::{BOX_OVERHEAD, Key, NONCE_LEN, ObjectKeys};
 use super::object::{Algorithm, Class, Features, RepositoryId};
 use super::{OpenError, Secrets};
-use crate::cut::{Cutter, Parameters};
+use crate::chunking::{Cutter, Parameters};
 use crate::id::{Id, Kind};
 use bytes::Bytes;
 use std::fmt;

@@ -10,15 +10,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::flights::Duty;
 use super::plan::{RANGE_BYTES, coalesce};
 use super::reader::{Answers, CachedFrame, FrameAnswer, FrameKey, Reader, Region, Source};
+use super::single_flight::Duty;
 use crate::catalog::{Candidate, Location};
-use crate::error::DepotError;
+use crate::crypto::{Class, ObjectOpener};
+use crate::error::ContentError;
 use crate::gate::Reservation;
 use crate::pack::PackName;
 use crate::pending::{Body, SealedHere};
-use crate::seal::{Class, ObjectOpener};
 
 /// Size in bytes of the regions that are fetched whole from a pack that is read in small parts.
 /// Trees are written together and read together, and so are small files.
@@ -44,7 +44,7 @@ fn region(location: &Location) -> Region {
 const ASKED_MAX: u32 = 3;
 
 /// A fetch that ended without an answer, which is a mistake in this program.
-const ABANDONED: DepotError = DepotError::Internal("a fetch was abandoned");
+const ABANDONED: ContentError = ContentError::Internal("a fetch was abandoned");
 
 /// A frame that this task must fetch.
 struct Errand {
@@ -94,7 +94,7 @@ impl Reader {
                 answers.insert(key, Ok(frame));
                 continue;
             }
-            let (ticket, duty) = self.flights.board(key);
+            let (ticket, duty) = self.single_flight.board(key);
             let Some(duty) = duty else {
                 tickets.insert(key, (ticket, Some(source)));
                 continue;
@@ -135,14 +135,14 @@ impl Reader {
     pub(crate) fn begin_in_vain(&self, id: &crate::id::Id) -> impl Sized + use<> {
         let found = self.catalog.locate(id);
         let location = found.first().expect("the blob is stored").location;
-        self.flights.board(location.key()).1
+        self.single_flight.board(location.key()).1
     }
 
     fn land(&self, key: FrameKey, duty: Duty<FrameAnswer>, answer: FrameAnswer) {
         if let Ok(frame) = &answer {
             self.frames.put(key, frame.memory(), Arc::clone(frame));
         }
-        self.flights.land(key, duty, answer);
+        self.single_flight.land(key, duty, answer);
     }
 
     /// Opens a frame that is not in the bucket yet.
@@ -162,7 +162,9 @@ impl Reader {
                 frame.map(|frame| Arc::new(CachedFrame::new(&keyring, class, frame)))
             });
             let answer = match job.await {
-                Ok(opened) => opened.map_err(|error| DepotError::damaged(key.0.key(class), error)),
+                Ok(opened) => {
+                    opened.map_err(|error| ContentError::damaged(key.0.key(class), error))
+                }
                 Err(error) => Err(error),
             };
             reader.land(key, duty, answer);
@@ -171,7 +173,7 @@ impl Reader {
 
     /// Returns the bytes of a local frame. If they were read from the spool, the reservation for
     /// their memory comes with them.
-    async fn body_of(&self, body: &Body) -> Result<(Bytes, Option<Reservation>), DepotError> {
+    async fn body_of(&self, body: &Body) -> Result<(Bytes, Option<Reservation>), ContentError> {
         match body {
             Body::Memory(bytes) => Ok((bytes.clone(), None)),
             Body::Spool(spooled, range) => {
@@ -223,7 +225,7 @@ impl Reader {
         futures::future::join_all(ranges.collect::<Vec<_>>()).await;
     }
 
-    fn land_all(&self, errands: Vec<Errand>, error: &DepotError) {
+    fn land_all(&self, errands: Vec<Errand>, error: &ContentError) {
         for errand in errands {
             self.land(errand.location.key(), errand.duty, Err(error.clone()));
         }
@@ -301,7 +303,7 @@ impl Reader {
             if regions.contains(&region(&location))
                 && bytes <= room
                 && self.frames.get(&location.key()).is_none()
-                && let (_, Some(duty)) = self.flights.board(location.key())
+                && let (_, Some(duty)) = self.single_flight.board(location.key())
             {
                 room -= bytes;
                 errands.push(Errand { location, duty });
@@ -325,7 +327,7 @@ impl Reader {
             .await;
         let bytes = match self.link.get_range(&trip.key, range.clone()).await {
             Ok(bytes) => bytes,
-            Err(DepotError::Damaged { .. }) if errands.len() > 1 => {
+            Err(ContentError::Damaged { .. }) if errands.len() > 1 => {
                 // The pack is shorter than the index says. The frames that exist can still be read
                 // one by one.
                 drop(_room);
@@ -374,7 +376,7 @@ impl Reader {
         let mut decoded = self.decode(trip, vec![(location, sealed)]).await;
         match decoded.pop() {
             Some((_, answer)) => answer,
-            None => Err(DepotError::Internal("a frame was lost among the workers")),
+            None => Err(ContentError::Internal("a frame was lost among the workers")),
         }
     }
 
@@ -405,7 +407,10 @@ impl Reader {
                         }
                         Err(error) => {
                             let what = format!("frame {number}: {error}");
-                            Err(DepotError::damaged(location.pack.key(location.class), what))
+                            Err(ContentError::damaged(
+                                location.pack.key(location.class),
+                                what,
+                            ))
                         }
                     };
                     (location.key(), answer)

@@ -5,17 +5,17 @@
 //! from chunks. Every returned blob was verified against its whole id, whatever its source.
 
 mod fetch;
-mod flights;
 mod plan;
 mod read;
 mod reader;
+mod single_flight;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::error::DepotError;
+use crate::error::ContentError;
 use crate::id::{Id, Kind};
 use crate::pending::Pending;
 use reader::{FrameAnswer, FrameKey, Source};
@@ -27,7 +27,7 @@ struct Search {
     kind: Kind,
     id: Id,
     sources: VecDeque<Source>,
-    error: Option<DepotError>,
+    error: Option<ContentError>,
     found: Option<Bytes>,
 }
 
@@ -36,7 +36,7 @@ impl Reader {
     pub(crate) async fn blobs(
         self: &Arc<Self>,
         wanted: &[(Kind, Id)],
-    ) -> Vec<Result<Bytes, DepotError>> {
+    ) -> Vec<Result<Bytes, ContentError>> {
         let searches = wanted.iter().map(|&(kind, id)| self.search(kind, id));
         let mut searches: Vec<Search> = searches.collect();
         loop {
@@ -55,7 +55,7 @@ impl Reader {
             let Search {
                 kind, id, error, ..
             } = search;
-            let otherwise = error.unwrap_or(DepotError::Unknown { kind, id });
+            let otherwise = error.unwrap_or(ContentError::Unknown { kind, id });
             search.found.ok_or(otherwise)
         });
         answers.collect()
@@ -103,15 +103,15 @@ impl Reader {
                     search.found = Some(bytes);
                     return;
                 }
-                None => DepotError::damaged(
+                None => ContentError::damaged(
                     key.0.key(frame.class),
                     format_args!("{:?} {} is not what its id says", search.kind, search.id),
                 ),
             },
             Some(Err(error)) => error,
-            None => DepotError::Internal("a fetch without an answer"),
+            None => ContentError::Internal("a fetch without an answer"),
         };
-        if matches!(error, DepotError::Damaged { .. }) {
+        if matches!(error, ContentError::Damaged { .. }) {
             self.link.counters.damaged.one();
             self.catalog.note_damaged(key.0, key.1);
         }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::reader::Reader;
-use crate::cut::segment::{self, Segment};
-use crate::error::DepotError;
+use crate::chunking::segment::{self, Segment};
+use crate::error::ContentError;
 use crate::extent::{Piece, Target};
 use crate::id::{Id, Kind};
 
@@ -27,7 +27,7 @@ impl Reader {
     pub(crate) async fn read_each(
         self: &Arc<Self>,
         pieces: &[Piece],
-    ) -> Vec<Result<Vec<Bytes>, DepotError>> {
+    ) -> Vec<Result<Vec<Bytes>, ContentError>> {
         let resolved = self.resolve(pieces).await;
         let chunks = self.chunks(&resolved).await;
         let assembled = resolved.into_iter().map(|parts| assemble(&parts?, &chunks));
@@ -44,7 +44,7 @@ impl Reader {
     }
 
     /// Returns for each piece the parts of chunks that it consists of.
-    async fn resolve(self: &Arc<Self>, pieces: &[Piece]) -> Vec<Result<Vec<Part>, DepotError>> {
+    async fn resolve(self: &Arc<Self>, pieces: &[Piece]) -> Vec<Result<Vec<Part>, ContentError>> {
         let lists = pieces.iter().filter_map(|piece| match piece.target {
             Target::Segment(id) => Some(id),
             Target::Chunk(_) => None,
@@ -59,7 +59,7 @@ impl Reader {
             Target::Segment(id) => match segments.get(&id) {
                 Some(Ok(segment)) => divide(segment, piece),
                 Some(Err(error)) => Err(error.clone()),
-                None => Err(DepotError::Internal("a segment was lost on the way")),
+                None => Err(ContentError::Internal("a segment was lost on the way")),
             },
         };
         pieces.iter().map(resolve).collect()
@@ -68,7 +68,7 @@ impl Reader {
     async fn segments(
         self: &Arc<Self>,
         ids: impl Iterator<Item = Id>,
-    ) -> HashMap<Id, Result<Arc<Segment>, DepotError>> {
+    ) -> HashMap<Id, Result<Arc<Segment>, ContentError>> {
         let mut found = HashMap::new();
         let mut missing = Vec::new();
         for id in ids {
@@ -86,7 +86,7 @@ impl Reader {
         for ((_, id), blob) in missing.into_iter().zip(blobs) {
             let segment = blob.and_then(|bytes| {
                 let decoded = segment::decode(&bytes);
-                decoded.map_err(|error| DepotError::damaged(format!("segment {id}"), error))
+                decoded.map_err(|error| ContentError::damaged(format!("segment {id}"), error))
             });
             let segment = segment.map(|segment| {
                 let segment = Arc::new(segment);
@@ -101,8 +101,8 @@ impl Reader {
 
     async fn chunks(
         self: &Arc<Self>,
-        resolved: &[Result<Vec<Part>, DepotError>],
-    ) -> HashMap<Id, Result<Bytes, DepotError>> {
+        resolved: &[Result<Vec<Part>, ContentError>],
+    ) -> HashMap<Id, Result<Bytes, ContentError>> {
         let mut wanted: Vec<(Kind, Id)> = Vec::new();
         let mut seen = std::collections::HashSet::new();
         for part in resolved.iter().flatten().flatten() {
@@ -117,10 +117,10 @@ impl Reader {
 }
 
 /// Returns the parts of chunks that make up a piece of a segment.
-fn divide(segment: &Segment, piece: &Piece) -> Result<Vec<Part>, DepotError> {
+fn divide(segment: &Segment, piece: &Piece) -> Result<Vec<Part>, ContentError> {
     let end = piece.offset.checked_add(piece.length);
     let Some(end) = end.filter(|end| *end <= segment.length()) else {
-        return Err(DepotError::Invalid("a piece that goes past its segment"));
+        return Err(ContentError::Invalid("a piece that goes past its segment"));
     };
     let part = |(start, chunk): (u32, &segment::SegmentChunk)| {
         let from = piece.offset.max(start);
@@ -140,19 +140,19 @@ fn divide(segment: &Segment, piece: &Piece) -> Result<Vec<Part>, DepotError> {
 /// Returns the bytes of the parts. They share the memory of their frames.
 fn assemble(
     parts: &[Part],
-    chunks: &HashMap<Id, Result<Bytes, DepotError>>,
-) -> Result<Vec<Bytes>, DepotError> {
+    chunks: &HashMap<Id, Result<Bytes, ContentError>>,
+) -> Result<Vec<Bytes>, ContentError> {
     let slice = |part: &Part| match chunks.get(&part.id) {
         Some(Ok(bytes)) => {
             let start = part.offset as usize;
             let end = start + part.length as usize;
             match bytes.len() >= end {
                 true => Ok(bytes.slice(start..end)),
-                false => Err(DepotError::Invalid("a piece that goes past its chunk")),
+                false => Err(ContentError::Invalid("a piece that goes past its chunk")),
             }
         }
         Some(Err(error)) => Err(error.clone()),
-        None => Err(DepotError::Internal("a chunk was lost on the way")),
+        None => Err(ContentError::Internal("a chunk was lost on the way")),
     };
     parts.iter().map(slice).collect()
 }

@@ -9,24 +9,24 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use parking_lot::RwLock;
 
-use super::flights::Flights;
+use super::single_flight::SingleFlight;
 use crate::cache::{DiskCache, MemoryCache};
 use crate::catalog::{Candidate, Catalog};
-use crate::cut::segment::Segment;
-use crate::error::DepotError;
+use crate::chunking::segment::Segment;
+use crate::crypto::{Class, Keyring, ObjectOpener};
+use crate::error::ContentError;
 use crate::gate::ByteGate;
 use crate::id::{Id, Kind};
-use crate::link::Link;
 use crate::pack::{Frame, PackName};
 use crate::pending::{PendingBlobs, SealedHere};
-use crate::seal::{Class, Keyring, ObjectOpener};
+use crate::store_client::StoreClient;
 use crate::workers::Workers;
 
 /// The pack and number of a frame.
 pub(super) type FrameKey = (PackName, u16);
 
 /// A fetched frame, or the reason why it was not fetched.
-pub(super) type FrameAnswer = Result<Arc<CachedFrame>, DepotError>;
+pub(super) type FrameAnswer = Result<Arc<CachedFrame>, ContentError>;
 
 /// Fetched frames and errors, by frame.
 pub(super) type Answers = HashMap<FrameKey, FrameAnswer>;
@@ -53,7 +53,7 @@ const REGIONS: u64 = 64;
 /// The state of the read path, shared by the fetch tasks.
 #[derive(Debug)]
 pub(crate) struct Reader {
-    pub(crate) link: Arc<Link>,
+    pub(crate) link: Arc<StoreClient>,
     pub(crate) keyring: Keyring,
     pub(crate) workers: Workers,
     pub(crate) catalog: Arc<Catalog>,
@@ -63,7 +63,7 @@ pub(crate) struct Reader {
     pub(super) frames: MemoryCache<FrameKey, Arc<CachedFrame>>,
     pub(super) segments: MemoryCache<Id, Arc<Segment>>,
     openers: MemoryCache<PackName, Arc<ObjectOpener>>,
-    pub(super) flights: Flights<FrameKey, FrameAnswer>,
+    pub(super) single_flight: SingleFlight<FrameKey, FrameAnswer>,
     /// Regions from which little was fetched recently.
     pub(super) regions: MemoryCache<Region, ()>,
     /// The pending blobs of the sessions that write here.
@@ -74,7 +74,7 @@ pub(crate) struct Reader {
 
 /// The parts that a reader is made of.
 pub(crate) struct ReaderParts {
-    pub(crate) link: Arc<Link>,
+    pub(crate) link: Arc<StoreClient>,
     pub(crate) keyring: Keyring,
     pub(crate) workers: Workers,
     pub(crate) catalog: Arc<Catalog>,
@@ -116,7 +116,7 @@ impl Reader {
             frames: MemoryCache::new(parts.cache_bytes - segment_bytes),
             segments: MemoryCache::new(segment_bytes),
             openers: MemoryCache::new(OPENER_BYTES),
-            flights: Flights::new(),
+            single_flight: SingleFlight::new(),
             regions: MemoryCache::new(REGIONS),
             pending: RwLock::default(),
             prefetch_gate: ByteGate::new(parts.fetch_bytes),
@@ -131,7 +131,7 @@ impl Reader {
     }
 
     /// Returns the opener of the pack that holds this copy.
-    pub(super) fn opener(&self, candidate: &Candidate) -> Result<Arc<ObjectOpener>, DepotError> {
+    pub(super) fn opener(&self, candidate: &Candidate) -> Result<Arc<ObjectOpener>, ContentError> {
         let name = candidate.location.pack;
         if let Some(opener) = self.openers.get(&name) {
             return Ok(opener);
@@ -141,7 +141,7 @@ impl Reader {
         let opener = self
             .keyring
             .object_opener(class, &key, &candidate.header)
-            .map_err(|error| DepotError::unopened(&key, error))?;
+            .map_err(|error| ContentError::unopened(&key, error))?;
         let opener = Arc::new(opener);
         self.openers
             .put(name, ONE_OPENER_BYTES, Arc::clone(&opener));

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 /// Fetches under way, by key.
 #[derive(Debug)]
-pub(crate) struct Flights<K: Hash + Eq, V> {
+pub(crate) struct SingleFlight<K: Hash + Eq, V> {
     table: Mutex<HashMap<K, watch::Receiver<Option<V>>>>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Duty<V> {
 #[derive(Debug)]
 pub(crate) struct Ticket<V>(watch::Receiver<Option<V>>);
 
-impl<K: Hash + Eq + Copy, V: Clone> Flights<K, V> {
+impl<K: Hash + Eq + Copy, V: Clone> SingleFlight<K, V> {
     pub(crate) fn new() -> Self {
         Self {
             table: Mutex::new(HashMap::new()),
@@ -34,7 +34,7 @@ impl<K: Hash + Eq + Copy, V: Clone> Flights<K, V> {
     }
 
     /// Joins the fetch of `key`. If a duty is returned, the caller is the first and must fetch;
-    /// [`Flights::land`] ends the fetch.
+    /// [`SingleFlight::land`] ends the fetch.
     pub(crate) fn board(&self, key: K) -> (Ticket<V>, Option<Duty<V>>) {
         let mut table = self.table.lock();
         if let Some(flight) = table.get(&key)
@@ -74,26 +74,26 @@ mod tests {
 
     #[tokio::test]
     async fn the_first_fetches_and_all_get_the_answer() {
-        let flights = Flights::new();
-        let (first, duty) = flights.board(1);
-        let (second, none) = flights.board(1);
+        let single_flight = SingleFlight::new();
+        let (first, duty) = single_flight.board(1);
+        let (second, none) = single_flight.board(1);
         assert!(none.is_none());
-        let (_, other) = flights.board(2);
+        let (_, other) = single_flight.board(2);
         assert!(other.is_some());
-        flights.land(1, duty.expect("the first has it"), "answer");
+        single_flight.land(1, duty.expect("the first has it"), "answer");
         assert_eq!(first.wait().await, Some("answer"));
         assert_eq!(second.wait().await, Some("answer"));
-        assert_eq!(flights.under_way(), 1);
+        assert_eq!(single_flight.under_way(), 1);
     }
 
     #[tokio::test]
     async fn an_abandoned_fetch_is_begun_anew() {
-        let flights: Flights<u8, u8> = Flights::new();
-        let (first, duty) = flights.board(1);
+        let single_flight: SingleFlight<u8, u8> = SingleFlight::new();
+        let (first, duty) = single_flight.board(1);
         drop(duty);
         assert_eq!(first.wait().await, None);
-        let (second, duty) = flights.board(1);
-        flights.land(1, duty.expect("nobody is on the way"), 5);
+        let (second, duty) = single_flight.board(1);
+        single_flight.land(1, duty.expect("nobody is on the way"), 5);
         assert_eq!(second.wait().await, Some(5));
     }
 }

@@ -2,8 +2,8 @@
 
 use super::IndexError;
 use crate::codec::{Decoder, Effort, Encoder};
+use crate::crypto::{BOX_OVERHEAD, Class, HEADER_LEN};
 use crate::pack::{FinishedPack, Footer, PACK_BYTES_MAX, PackName, TRAILER_LEN};
-use crate::seal::{BOX_OVERHEAD, Class, HEADER_LEN};
 use bytes::Bytes;
 
 /// The maximum decoded length of an index object, in bytes: about three million blobs.
@@ -21,7 +21,7 @@ pub struct PackRecord {
     pub class: Class,
     /// The length of the pack in the bucket, in bytes.
     pub length: u64,
-    /// The first bytes of the pack. [`crate::seal::Keyring::object_opener`] verifies them at each
+    /// The first bytes of the pack. [`crate::crypto::Keyring::object_opener`] verifies them at each
     /// use.
     pub header: [u8; HEADER_LEN],
     /// The frames and blobs of the pack.

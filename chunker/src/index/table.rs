@@ -20,9 +20,9 @@
 
 use super::PackRecord;
 use super::filter::Filter;
+use crate::crypto::{Class, HEADER_LEN};
 use crate::id::Prefix;
 use crate::pack::PackName;
-use crate::seal::{Class, HEADER_LEN};
 use std::ops::Range;
 
 const MAGIC: &[u8; 8] = b"bkfstab\0";

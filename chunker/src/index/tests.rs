@@ -1,8 +1,8 @@
 use super::*;
 use crate::codec::{Decoder, Effort, Encoder};
+use crate::crypto::{Class, HEADER_LEN};
 use crate::id::{Kind, Prefix};
 use crate::pack::{FooterBuilder, PackName};
-use crate::seal::{Class, HEADER_LEN};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 

@@ -14,10 +14,10 @@ use bytes::Bytes;
 
 use super::run::{self, Manner};
 use super::session::Session;
-use crate::error::DepotError;
+use crate::crypto::{Class, HEADER_LEN, ObjectOpener};
+use crate::error::ContentError;
 use crate::id::{Id, Kind, Prefix};
 use crate::pack::{BlobEntry, Footer, FrameEntry, PackName};
-use crate::seal::{Class, HEADER_LEN, ObjectOpener};
 use crate::verify::{Found, open_frame, read_footer};
 
 /// An opened pack whose bytes are all in memory.
@@ -35,7 +35,7 @@ pub(super) async fn store_again(
     key: &str,
     object: Bytes,
     wanted: &HashSet<(Kind, Id)>,
-) -> Result<Vec<Found>, DepotError> {
+) -> Result<Vec<Found>, ContentError> {
     let whole = open(session, key, object).await?;
     let prefixes: HashSet<(Kind, Prefix)> = wanted
         .iter()
@@ -66,23 +66,23 @@ pub(super) async fn store_again(
     Ok(stored)
 }
 
-async fn open(session: &Arc<Session>, key: &str, object: Bytes) -> Result<Whole, DepotError> {
+async fn open(session: &Arc<Session>, key: &str, object: Bytes) -> Result<Whole, ContentError> {
     let (class, _) = PackName::from_key(key)
-        .map_err(|_| DepotError::damaged(key, "this is not the name of a pack"))?;
+        .map_err(|_| ContentError::damaged(key, "this is not the name of a pack"))?;
     let header = object
         .first_chunk::<HEADER_LEN>()
-        .ok_or_else(|| DepotError::damaged(key, "it is cut short"))?;
+        .ok_or_else(|| ContentError::damaged(key, "it is cut short"))?;
     let opener = session
         .shared
         .keyring
         .object_opener(class, key, header)
-        .map_err(|error| DepotError::unopened(key, error))?;
+        .map_err(|error| ContentError::unopened(key, error))?;
     let opener = Arc::new(opener);
     let (footer_opener, whole) = (Arc::clone(&opener), object.clone());
     let job = move |scratch: &mut _| read_footer(&footer_opener, &whole, scratch);
     let footer = session.shared.workers.run(job).await?;
     Ok(Whole {
-        footer: footer.map_err(|what| DepotError::damaged(key, what))?,
+        footer: footer.map_err(|what| ContentError::damaged(key, what))?,
         key: key.to_owned(),
         class,
         object,
@@ -95,8 +95,8 @@ async fn blobs_of(
     whole: &Whole,
     frame: FrameEntry,
     listed: Vec<BlobEntry>,
-) -> Result<Vec<Found>, DepotError> {
-    let damaged = |what| DepotError::damaged(&whole.key, what);
+) -> Result<Vec<Found>, ContentError> {
+    let damaged = |what| ContentError::damaged(&whole.key, what);
     let Range { start, end } = frame.range();
     let sealed = (start as usize)..(end as usize);
     if whole.object.get(sealed.clone()).is_none() {

@@ -154,10 +154,10 @@ mod tests {
     use futures::FutureExt;
 
     use super::*;
+    use crate::crypto::Class;
     use crate::gate::ByteGate;
     use crate::id::{Id, Kind};
     use crate::pending::{BlobKey, Frame, FrameState, RawFrame};
-    use crate::seal::Class;
 
     const FRAME_LEN: usize = JOB_BYTES / 8;
     const BOUND_FRAMES: usize = WAITING_BYTES_PER_THREAD / FRAME_LEN;

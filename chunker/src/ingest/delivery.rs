@@ -11,9 +11,9 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 
 use super::session::Session;
-use crate::error::DepotError;
+use crate::crypto::{Class, HEADER_LEN};
+use crate::error::ContentError;
 use crate::pack::{FinishedPack, Footer, PackName, TRAILER_LEN, Trailer};
-use crate::seal::{Class, HEADER_LEN};
 use crate::spool::Spooled;
 
 /// Maximum number of packs whose footers are read concurrently.
@@ -62,7 +62,7 @@ pub struct Delivered {
 
 /// See [`Ingest::deliver`](super::Ingest::deliver). If the future is dropped, all packs are still
 /// uploaded.
-pub(super) async fn deliver(session: &Arc<Session>) -> Result<Delivered, DepotError> {
+pub(super) async fn deliver(session: &Arc<Session>) -> Result<Delivered, ContentError> {
     let frontier = session.cut(&[Class::DataPack, Class::MetadataPack]);
     let sent = async {
         session.acknowledged(Class::DataPack, frontier).await?;
@@ -74,7 +74,7 @@ pub(super) async fn deliver(session: &Arc<Session>) -> Result<Delivered, DepotEr
 
 /// See [`Ingest::keep`](super::Ingest::keep). If the future is dropped, the demanded packs are
 /// still written to the spool.
-pub(super) async fn keep(session: &Arc<Session>) -> Result<Delivered, DepotError> {
+pub(super) async fn keep(session: &Arc<Session>) -> Result<Delivered, ContentError> {
     let Some(overflow) = &session.overflow else {
         return deliver(session).await;
     };
@@ -104,8 +104,8 @@ fn named((name, spooled): (PackName, Arc<Spooled>)) -> NamedPack {
 /// reason is that a blob is accepted after all blobs that it refers to, and that the frontier is
 /// drawn between two blobs in both classes at once.
 fn delivered(session: &Arc<Session>, frontier: u64, kept: Vec<NamedPack>) -> Delivered {
-    let ledger = session.ledger();
-    let waiting = ledger.waiting(frontier);
+    let pending_index = session.pending_index();
+    let waiting = pending_index.waiting(frontier);
     let mut own: Vec<NamedPack> = waiting
         .iter()
         .map(|stored| NamedPack {
@@ -118,7 +118,7 @@ fn delivered(session: &Arc<Session>, frontier: u64, kept: Vec<NamedPack>) -> Del
     own.extend(kept);
     own.sort_unstable_by_key(|pack| pack.name);
     own.dedup_by_key(|pack| pack.name);
-    let mut relied_on: Vec<PackName> = ledger.relied_on().into_iter().collect();
+    let mut relied_on: Vec<PackName> = pending_index.relied_on().into_iter().collect();
     relied_on.sort_unstable();
     Delivered { own, relied_on }
 }
@@ -127,7 +127,7 @@ fn delivered(session: &Arc<Session>, frontier: u64, kept: Vec<NamedPack>) -> Del
 pub(super) async fn take_over(
     session: &Arc<Session>,
     delivered: &Delivered,
-) -> Result<(), DepotError> {
+) -> Result<(), ContentError> {
     let catalog = &session.shared.catalog;
     // A pack that was listed since then and is condemned by now is not this session's own. The
     // blobs that are needed of it are stored again.
@@ -140,37 +140,40 @@ pub(super) async fn take_over(
         .buffered(READ_AT_ONCE)
         .try_collect()
         .await?;
-    let mut ledger = session.ledger();
+    let mut pending_index = session.pending_index();
     for pack in packs {
-        ledger.adopt(pack);
+        pending_index.adopt(pack);
     }
     Ok(())
 }
 
 /// Reads the header and footer of a pack.
-async fn read(session: &Arc<Session>, pack: NamedPack) -> Result<FinishedPack, DepotError> {
+async fn read(session: &Arc<Session>, pack: NamedPack) -> Result<FinishedPack, ContentError> {
     let class = pack.class();
     let key = pack.name.key(class);
     let link = &session.shared.link;
-    let damaged = |error: crate::pack::PackError| DepotError::damaged(&key, error);
+    let damaged = |error: crate::pack::PackError| ContentError::damaged(&key, error);
     let least = (HEADER_LEN + TRAILER_LEN) as u64;
     if pack.length < least || pack.length > crate::pack::PACK_BYTES_MAX {
-        return Err(DepotError::damaged(&key, "a pack cannot have that length"));
+        return Err(ContentError::damaged(
+            &key,
+            "a pack cannot have that length",
+        ));
     }
     let head = link.get_range(&key, 0..HEADER_LEN as u64).await?;
     let header = *head
         .first_chunk::<HEADER_LEN>()
-        .ok_or_else(|| DepotError::damaged(&key, "it is cut short"))?;
+        .ok_or_else(|| ContentError::damaged(&key, "it is cut short"))?;
     let opener = session
         .shared
         .keyring
         .object_opener(class, &key, &header)
-        .map_err(|error| DepotError::unopened(&key, error))?;
+        .map_err(|error| ContentError::unopened(&key, error))?;
     let from = |length: u64| pack.length - length.min(pack.length)..pack.length;
     let mut tail = link.get_range(&key, from(TAIL_BYTES)).await?;
     let trailer = Trailer::decode(&tail).map_err(damaged)?;
     if trailer.tail_length() > pack.length {
-        return Err(DepotError::damaged(
+        return Err(ContentError::damaged(
             &key,
             "its footer is longer than itself",
         ));

@@ -6,8 +6,8 @@
 use bytes::Bytes;
 
 use super::Profile;
-use crate::cut::Parameters;
-use crate::cut::segment::{SegmentChunk, SegmentEnds};
+use crate::chunking::Parameters;
+use crate::chunking::segment::{SegmentChunk, SegmentEnds};
 use crate::id::Id;
 use crate::pack::PackName;
 
@@ -29,7 +29,7 @@ pub(super) struct Named {
 
 /// The parameters that decide where extents end.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Plan {
+pub(super) struct SplitParameters {
     pub(super) profile: Profile,
     pub(super) file_offset: u64,
     /// The length of the run in bytes, if the data ends with it.
@@ -53,7 +53,7 @@ impl Named {
     }
 }
 
-impl Plan {
+impl SplitParameters {
     /// Divides chunks into segments and holes. An incomplete last segment is left out unless the
     /// data ends.
     pub(super) fn divide<'a>(&self, parameters: &Parameters, named: &'a [Named]) -> Vec<Part<'a>> {

@@ -13,20 +13,20 @@ use bytes::Bytes;
 
 use super::run::{self, Manner};
 use super::session::Session;
-use crate::cut::segment::{self, SegmentChunk};
-use crate::depot::Depot;
-use crate::error::DepotError;
+use crate::chunking::segment::{self, SegmentChunk};
+use crate::content_store::ContentStore;
+use crate::crypto::Keyring;
+use crate::error::ContentError;
 use crate::extent::{Piece, Target};
 use crate::id::{Id, Kind};
 use crate::pending::Matching;
-use crate::seal::Keyring;
 
 /// See [`Ingest::import`](super::Ingest::import).
 pub(super) async fn import(
     session: &Arc<Session>,
-    from: &Depot,
+    from: &ContentStore,
     target: Target,
-) -> Result<Target, DepotError> {
+) -> Result<Target, ContentError> {
     let id = match target {
         Target::Chunk(id) => {
             let bytes = from.read_blob(Kind::Chunk, id).await?;
@@ -38,7 +38,7 @@ pub(super) async fn import(
     };
     let list = from.read_blob(Kind::Segment, id).await?;
     let segment = segment::decode(&list)
-        .map_err(|error| DepotError::damaged(format!("segment {id}"), error))?;
+        .map_err(|error| ContentError::damaged(format!("segment {id}"), error))?;
     let whole = Piece {
         target,
         offset: 0,
@@ -48,7 +48,7 @@ pub(super) async fn import(
     let parts: Vec<Bytes> = from.read(&[whole]).await?.into_iter().flatten().collect();
     let lengths = segment.chunks.iter().map(|chunk| chunk.length as usize);
     if !lengths.eq(parts.iter().map(Bytes::len)) {
-        return Err(DepotError::Internal("a segment was read short"));
+        return Err(ContentError::Internal("a segment was read short"));
     }
     let mut start = 0;
     let mut chunks = Vec::with_capacity(parts.len());
@@ -83,13 +83,13 @@ pub struct Translated {
 /// out blobs that cannot be read. Holds at most the content of one segment (2 MiB).
 ///
 /// # Errors
-/// [`DepotError::Store`] and [`DepotError::Stalled`]: nothing is known about the target then.
+/// [`ContentError::Store`] and [`ContentError::Stalled`]: nothing is known about the target then.
 /// Damage is not an error.
 pub async fn translate(
     keyring: &Keyring,
-    from: &Depot,
+    from: &ContentStore,
     target: Target,
-) -> Result<Translated, DepotError> {
+) -> Result<Translated, ContentError> {
     let mut translated = Translated::default();
     let list = match target {
         Target::Chunk(id) => {
@@ -144,7 +144,7 @@ pub async fn translate(
 
 /// Returns the bytes that were read. `None` if the bucket no longer holds them as they were
 /// written.
-fn readable(answer: Result<Bytes, DepotError>) -> Result<Option<Bytes>, DepotError> {
+fn readable(answer: Result<Bytes, ContentError>) -> Result<Option<Bytes>, ContentError> {
     match answer {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.is_of_the_store() => Err(error),

@@ -27,8 +27,8 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::catalog::IndexRef;
-use crate::depot::Depot;
-use crate::error::DepotError;
+use crate::content_store::ContentStore;
+use crate::error::ContentError;
 use crate::extent::{StoredRun, Target};
 use crate::id::{Id, Kind};
 use crate::pack::PackName;
@@ -39,7 +39,7 @@ use crate::verify::{Found, PackContents};
 use run::Manner;
 use session::Session;
 
-pub use crate::cut::{Profile, detect};
+pub use crate::chunking::{Profile, detect};
 pub use crate::pending::Mark;
 pub use delivery::{Delivered, NamedPack};
 pub use import::{Translated, translate};
@@ -48,7 +48,7 @@ pub use sealed::Sealed;
 /// The write path of one session. Dropping it ends its uploads.
 #[derive(Debug)]
 pub struct Ingest {
-    depot: Depot,
+    content_store: ContentStore,
     name: u64,
     session: Arc<Session>,
     sealing: tokio::sync::Mutex<()>,
@@ -57,18 +57,22 @@ pub struct Ingest {
 impl Ingest {
     /// Returns the write path of `session`, which must be registered in the root already and must
     /// not have written anything yet.
-    pub fn new(depot: Depot, session: u64) -> Self {
-        Self::with_spool(depot, session, None)
+    pub fn new(content_store: ContentStore, session: u64) -> Self {
+        Self::with_spool(content_store, session, None)
     }
 
     /// As [`Ingest::new`], with a spool of this session. Packs go there while the store is slower
     /// than the writer.
-    pub fn with_spool(depot: Depot, session: u64, spool: Option<Arc<Spool>>) -> Self {
-        let shared = Arc::clone(depot.shared());
+    pub fn with_spool(
+        content_store: ContentStore,
+        session: u64,
+        spool: Option<Arc<Spool>>,
+    ) -> Self {
+        let shared = Arc::clone(content_store.shared());
         let inner = Session::new(shared, session, spool);
-        depot.shared().reader.register(inner.blobs());
+        content_store.shared().reader.register(inner.blobs());
         Self {
-            depot,
+            content_store,
             name: session,
             session: inner,
             sealing: tokio::sync::Mutex::new(()),
@@ -81,8 +85,8 @@ impl Ingest {
     }
 
     /// Returns the depot that this session writes to.
-    pub fn depot(&self) -> &Depot {
-        &self.depot
+    pub fn content_store(&self) -> &ContentStore {
+        &self.content_store
     }
 
     /// Stores a run of a file's content.
@@ -100,16 +104,16 @@ impl Ingest {
     /// unused part of the budget reservation is given back.
     ///
     /// # Errors
-    /// - [`DepotError::Stalled`] if the store makes no progress: call again.
-    /// - [`DepotError::Failed`] if this session has lost data: use another session.
-    /// - [`DepotError::Internal`] if a worker's job panics.
+    /// - [`ContentError::Stalled`] if the store makes no progress: call again.
+    /// - [`ContentError::Failed`] if this session has lost data: use another session.
+    /// - [`ContentError::Internal`] if a worker's job panics.
     pub async fn store_run(
         &self,
         profile: Profile,
         file_offset: u64,
         run: Vec<Bytes>,
         end_of_data: bool,
-    ) -> Result<StoredRun, DepotError> {
+    ) -> Result<StoredRun, ContentError> {
         let _operation = Operation::begin(&self.session);
         let (session, matching) = (&self.session, Matching::Everything);
         run::store(session, matching, profile, file_offset, run, end_of_data).await
@@ -126,7 +130,7 @@ impl Ingest {
         file_offset: u64,
         run: Vec<Bytes>,
         end_of_data: bool,
-    ) -> Result<StoredRun, DepotError> {
+    ) -> Result<StoredRun, ContentError> {
         let _operation = Operation::begin(&self.session);
         let (session, matching) = (&self.session, Matching::Nothing);
         run::store(session, matching, profile, file_offset, run, end_of_data).await
@@ -136,8 +140,8 @@ impl Ingest {
     /// returns its id. If the future is dropped, the blob may or may not be stored.
     ///
     /// # Errors
-    /// As [`Ingest::store_run`], and [`DepotError::Invalid`] for a blob larger than a frame.
-    pub async fn store_blob(&self, kind: Kind, bytes: Bytes) -> Result<Id, DepotError> {
+    /// As [`Ingest::store_run`], and [`ContentError::Invalid`] for a blob larger than a frame.
+    pub async fn store_blob(&self, kind: Kind, bytes: Bytes) -> Result<Id, ContentError> {
         let _operation = Operation::begin(&self.session);
         run::store_blob(&self.session, kind, bytes, Manner::COPIED).await
     }
@@ -148,8 +152,12 @@ impl Ingest {
     /// The content is first read from `from` and verified, whether it is new here or not.
     ///
     /// # Errors
-    /// As [`Ingest::store_run`], and those of [`Depot::read`] for `from`.
-    pub async fn import(&self, from: &Depot, target: Target) -> Result<Target, DepotError> {
+    /// As [`Ingest::store_run`], and those of [`ContentStore::read`] for `from`.
+    pub async fn import(
+        &self,
+        from: &ContentStore,
+        target: Target,
+    ) -> Result<Target, ContentError> {
         let _operation = Operation::begin(&self.session);
         import::import(&self.session, from, target).await
     }
@@ -158,8 +166,8 @@ impl Ingest {
     /// with a snapshot. The blob is checked to be live, and its pack joins [`Ingest::relied_on`].
     ///
     /// # Errors
-    /// [`DepotError::Unknown`] if no live pack holds it. The content must then be stored again.
-    pub async fn adopt(&self, target: Target) -> Result<(), DepotError> {
+    /// [`ContentError::Unknown`] if no live pack holds it. The content must then be stored again.
+    pub async fn adopt(&self, target: Target) -> Result<(), ContentError> {
         let (kind, id) = match target {
             Target::Chunk(id) => (Kind::Chunk, id),
             Target::Segment(id) => (Kind::Segment, id),
@@ -172,7 +180,7 @@ impl Ingest {
     ///
     /// # Errors
     /// As [`Ingest::adopt`].
-    pub fn adopt_blob(&self, kind: Kind, id: Id) -> Result<(), DepotError> {
+    pub fn adopt_blob(&self, kind: Kind, id: Id) -> Result<(), ContentError> {
         let _operation = Operation::begin(&self.session);
         run::adopt(&self.session, kind, id)
     }
@@ -184,15 +192,15 @@ impl Ingest {
     ///
     /// # Errors
     /// - As [`Ingest::store_run`].
-    /// - [`DepotError::Damaged`] if the object is not a pack, or if a needed frame of it cannot be
+    /// - [`ContentError::Damaged`] if the object is not a pack, or if a needed frame of it cannot be
     ///   opened.
-    /// - [`DepotError::Unreadable`] if this program or its keys cannot open the object.
+    /// - [`ContentError::Unreadable`] if this program or its keys cannot open the object.
     pub async fn store_again(
         &self,
         key: &str,
         object: Bytes,
         wanted: &HashSet<(Kind, Id)>,
-    ) -> Result<Vec<Found>, DepotError> {
+    ) -> Result<Vec<Found>, ContentError> {
         let _operation = Operation::begin(&self.session);
         again::store_again(&self.session, key, object, wanted).await
     }
@@ -200,28 +208,28 @@ impl Ingest {
     /// Returns a whole pack from the bucket.
     ///
     /// # Errors
-    /// [`DepotError::Missing`], [`DepotError::Store`] or [`DepotError::Stalled`].
-    pub async fn fetch_pack(&self, pack: &NamedPack) -> Result<Bytes, DepotError> {
+    /// [`ContentError::Missing`], [`ContentError::Store`] or [`ContentError::Stalled`].
+    pub async fn fetch_pack(&self, pack: &NamedPack) -> Result<Bytes, ContentError> {
         self.session.shared.link.get(&pack.key()).await
     }
 
     /// Returns the blobs in these packs that uncommitted references name. After
-    /// [`Depot::load_index`] was told that the packs are condemned, no further references to them
+    /// [`ContentStore::load_index`] was told that the packs are condemned, no further references to them
     /// are made.
     pub fn relied_blobs(&self, packs: &[PackName]) -> Vec<(Kind, Id)> {
-        self.session.ledger().relied_blobs(packs)
+        self.session.pending_index().relied_blobs(packs)
     }
 
     /// Ends the reliance on `packs` for these blobs, which have been stored or found elsewhere
     /// since (rule 4).
     pub fn let_go(&self, packs: &[PackName], blobs: &[(Kind, Id)]) {
-        self.session.ledger().let_go(packs, blobs);
+        self.session.pending_index().let_go(packs, blobs);
     }
 
     /// Ends the reliance on packs for every reference that was made before `mark`: it is in the
     /// root, or given up.
     pub fn let_go_before(&self, mark: Mark) {
-        self.session.ledger().let_go_before(mark);
+        self.session.pending_index().let_go_before(mark);
     }
 
     /// Draws a mark for the next commit.
@@ -230,7 +238,7 @@ impl Ingest {
     /// call [`Ingest::seal_since`] with it. References made after the mark keep their packs above
     /// the floor or in [`Ingest::relied_on`].
     pub fn mark(&self) -> Mark {
-        self.session.ledger().mark()
+        self.session.pending_index().mark()
     }
 
     /// Writes everything that was stored before this call to the bucket: data packs, then metadata
@@ -243,12 +251,12 @@ impl Ingest {
     /// tree and this call; otherwise use [`Ingest::seal_since`].
     ///
     /// # Errors
-    /// - [`DepotError::Stalled`] if the store makes no progress: call again.
-    /// - [`DepotError::Failed`] if this session has lost data: use another session.
-    /// - [`DepotError::Store`] if the store refuses an index object.
-    /// - [`DepotError::Invalid`] if the session has used all its 2^32 names.
-    /// - [`DepotError::Internal`] if a worker's job panics or a new table does not open.
-    pub async fn seal(&self, current: &[IndexRef]) -> Result<Sealed, DepotError> {
+    /// - [`ContentError::Stalled`] if the store makes no progress: call again.
+    /// - [`ContentError::Failed`] if this session has lost data: use another session.
+    /// - [`ContentError::Store`] if the store refuses an index object.
+    /// - [`ContentError::Invalid`] if the session has used all its 2^32 names.
+    /// - [`ContentError::Internal`] if a worker's job panics or a new table does not open.
+    pub async fn seal(&self, current: &[IndexRef]) -> Result<Sealed, ContentError> {
         self.seal_since(self.mark(), current).await
     }
 
@@ -257,7 +265,11 @@ impl Ingest {
     ///
     /// # Errors
     /// As [`Ingest::seal`].
-    pub async fn seal_since(&self, mark: Mark, current: &[IndexRef]) -> Result<Sealed, DepotError> {
+    pub async fn seal_since(
+        &self,
+        mark: Mark,
+        current: &[IndexRef],
+    ) -> Result<Sealed, ContentError> {
         let _turn = self.sealing.lock().await;
         seal::seal(&self.session, mark, current).await
     }
@@ -266,9 +278,9 @@ impl Ingest {
     /// the packs that a journal names (rule 6).
     ///
     /// # Errors
-    /// - [`DepotError::Stalled`] if the store makes no progress: call again.
-    /// - [`DepotError::Failed`] if this session has lost data: use another session.
-    pub async fn deliver(&self) -> Result<Delivered, DepotError> {
+    /// - [`ContentError::Stalled`] if the store makes no progress: call again.
+    /// - [`ContentError::Failed`] if this session has lost data: use another session.
+    pub async fn deliver(&self) -> Result<Delivered, ContentError> {
         delivery::deliver(&self.session).await
     }
 
@@ -279,11 +291,11 @@ impl Ingest {
     /// names alone prove nothing. If the future is dropped, none of the packs are taken over.
     ///
     /// # Errors
-    /// - [`DepotError::Missing`], [`DepotError::Damaged`] or [`DepotError::Unreadable`] if a pack
+    /// - [`ContentError::Missing`], [`ContentError::Damaged`] or [`ContentError::Unreadable`] if a pack
     ///   is not as the journal states.
-    /// - [`DepotError::Store`] or [`DepotError::Stalled`] if the store fails.
-    /// - [`DepotError::Internal`] if a worker's job panics.
-    pub async fn take_over(&self, delivered: &Delivered) -> Result<(), DepotError> {
+    /// - [`ContentError::Store`] or [`ContentError::Stalled`] if the store fails.
+    /// - [`ContentError::Internal`] if a worker's job panics.
+    pub async fn take_over(&self, delivered: &Delivered) -> Result<(), ContentError> {
         delivery::take_over(&self.session, delivered).await
     }
 
@@ -294,7 +306,7 @@ impl Ingest {
     ///
     /// # Errors
     /// As [`Ingest::deliver`].
-    pub async fn keep(&self) -> Result<Delivered, DepotError> {
+    pub async fn keep(&self) -> Result<Delivered, ContentError> {
         delivery::keep(&self.session).await
     }
 
@@ -309,7 +321,7 @@ impl Ingest {
     pub async fn deliver_or_keep(
         &self,
         patience: Duration,
-    ) -> Result<(Delivered, bool), DepotError> {
+    ) -> Result<(Delivered, bool), ContentError> {
         if self.session.overflow.is_none() {
             return Ok((self.deliver().await?, true));
         }
@@ -332,8 +344,8 @@ impl Ingest {
     /// was accepted is still uploaded.
     ///
     /// # Errors
-    /// [`DepotError::Stalled`].
-    pub async fn bound<F: Future>(&self, future: F) -> Result<F::Output, DepotError> {
+    /// [`ContentError::Stalled`].
+    pub async fn bound<F: Future>(&self, future: F) -> Result<F::Output, ContentError> {
         self.session.shared.link.progress.bound(future).await
     }
 
@@ -345,10 +357,10 @@ impl Ingest {
 
     /// Records that a root took `sealed`: its packs are live, and its floor is published.
     pub fn committed(&self, sealed: Sealed) {
-        let catalog = &self.depot.shared().catalog;
+        let catalog = &self.content_store.shared().catalog;
         catalog.adopt(&sealed.staged, &sealed.absorbed);
         self.session
-            .ledger()
+            .pending_index()
             .commit(&sealed.packs, sealed.floor, sealed.mark);
         self.session.release(&sealed.packs);
     }
@@ -365,15 +377,15 @@ impl Ingest {
     /// They must be live in every root that a commit replaces, and at every base epoch that the
     /// session publishes (rules 3 and 4).
     pub fn relied_on(&self) -> HashSet<PackName> {
-        self.session.ledger().relied_on()
+        self.session.pending_index().relied_on()
     }
 
     /// Writes an immutable list object under a name of this session.
     ///
     /// # Errors
-    /// - [`DepotError::Stalled`] or [`DepotError::Store`] if the store fails.
-    /// - [`DepotError::Invalid`] if the session has used all its 2^32 names.
-    pub async fn put_list(&self, payload: &[u8]) -> Result<PackName, DepotError> {
+    /// - [`ContentError::Stalled`] or [`ContentError::Store`] if the store fails.
+    /// - [`ContentError::Invalid`] if the session has used all its 2^32 names.
+    pub async fn put_list(&self, payload: &[u8]) -> Result<PackName, ContentError> {
         let _operation = Operation::begin(&self.session);
         seal::put_list(&self.session, payload).await
     }
@@ -382,29 +394,29 @@ impl Ingest {
     /// after the loss of an index object.
     ///
     /// # Errors
-    /// As [`Ingest::put_list`], and [`DepotError::Internal`] if a worker's job panics or a new
+    /// As [`Ingest::put_list`], and [`ContentError::Internal`] if a worker's job panics or a new
     /// table does not open.
-    pub async fn put_index(&self, packs: &[PackContents]) -> Result<Vec<IndexRef>, DepotError> {
+    pub async fn put_index(&self, packs: &[PackContents]) -> Result<Vec<IndexRef>, ContentError> {
         let _operation = Operation::begin(&self.session);
         let records = packs.iter().map(|pack| pack.0.clone()).collect();
         seal::put_indexes(&self.session, records).await
     }
 
     /// Returns the reason why the session has failed. `None` if it has not.
-    pub fn failure(&self) -> Option<DepotError> {
-        self.session.ledger().failure()
+    pub fn failure(&self) -> Option<ContentError> {
+        self.session.pending_index().failure()
     }
 
     /// Waits until the session fails, and returns the reason. `None` if the session ends without a
     /// failure. The future does not keep the session alive.
-    pub fn lost(&self) -> impl Future<Output = Option<DepotError>> + Send + use<> {
+    pub fn lost(&self) -> impl Future<Output = Option<ContentError>> + Send + use<> {
         session::lost(&self.session)
     }
 
     /// Returns the number of blobs that no committed index lists yet. Each takes some memory, so a
     /// commit is due when there are many.
     pub fn uncommitted_blobs(&self) -> usize {
-        self.session.ledger().blob_count()
+        self.session.pending_index().blob_count()
     }
 }
 
@@ -423,13 +435,13 @@ struct Operation<'a> {
 
 impl<'a> Operation<'a> {
     fn begin(session: &'a Session) -> Self {
-        let number = session.ledger().begin_operation();
+        let number = session.pending_index().begin_operation();
         Self { session, number }
     }
 }
 
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
-        self.session.ledger().end_operation(self.number);
+        self.session.pending_index().end_operation(self.number);
     }
 }

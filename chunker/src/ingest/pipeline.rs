@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::session::Session;
 use crate::codec::Balance;
-use crate::error::DepotError;
+use crate::crypto::{Class, Features};
+use crate::error::ContentError;
 use crate::gate::Reservation;
 use crate::pack::{FrameTicket, PackBuilder};
 use crate::pending::{FullFrame, NewPack, OpenPack};
-use crate::seal::{Class, Features};
 use crate::workers::Scratch;
 use bkfs_store::entropy::{number, salt};
 
@@ -24,11 +24,11 @@ impl Session {
     /// many bytes are in flight.
     ///
     /// # Errors
-    /// [`DepotError::Stalled`] if the store makes no progress, or [`DepotError::Failed`] if the
+    /// [`ContentError::Stalled`] if the store makes no progress, or [`ContentError::Failed`] if the
     /// session fails.
-    pub(super) async fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, DepotError> {
+    pub(super) async fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, ContentError> {
         self.backlog.room().await;
-        if let Some(failure) = self.ledger().failure() {
+        if let Some(failure) = self.pending_index().failure() {
             return Err(failure);
         }
         let reservation = match self.gate.try_reserve(bytes) {
@@ -47,7 +47,7 @@ impl Session {
                 let granted = granted.await?;
                 drop(waiter);
                 granted.map_err(|failed| {
-                    failed.unwrap_or(DepotError::Internal("waited for nothing"))
+                    failed.unwrap_or(ContentError::Internal("waited for nothing"))
                 })?
             }
         };
@@ -70,8 +70,9 @@ impl Session {
             return;
         }
         let is_moving = {
-            let mut ledger = self.ledger();
-            ledger.lane(Class::DataPack).is_moving() || ledger.lane(Class::MetadataPack).is_moving()
+            let mut pending_index = self.pending_index();
+            pending_index.pack_writer(Class::DataPack).is_moving()
+                || pending_index.pack_writer(Class::MetadataPack).is_moving()
         };
         if !is_moving {
             self.cut(&[Class::DataPack, Class::MetadataPack]);
@@ -83,11 +84,11 @@ impl Session {
     pub(super) fn cut(self: &Arc<Self>, classes: &[Class]) -> u64 {
         let mut ended = Vec::new();
         let frontier = {
-            let mut ledger = self.ledger();
-            let frontier = ledger.frontier();
+            let mut pending_index = self.pending_index();
+            let frontier = pending_index.frontier();
             for &class in classes {
-                let lane = ledger.lane(class);
-                ended.push((lane.take_gathering(), lane.cut(frontier)));
+                let pack_writer = pending_index.pack_writer(class);
+                ended.push((pack_writer.take_gathering(), pack_writer.cut(frontier)));
             }
             frontier
         };
@@ -108,14 +109,14 @@ impl Session {
         }
     }
 
-    async fn work_off(self: Arc<Self>) -> Result<(), DepotError> {
+    async fn work_off(self: Arc<Self>) -> Result<(), ContentError> {
         while let Some(frames) = self.backlog.take() {
             let session = Arc::clone(&self);
             let job = self.shared.workers.run(move |scratch| {
                 frames
                     .into_iter()
                     .map(|full| session.process(full, scratch))
-                    .collect::<Result<Vec<_>, DepotError>>()
+                    .collect::<Result<Vec<_>, ContentError>>()
             });
             let packs = job.await??;
             self.send_all(packs.into_iter().flatten());
@@ -125,18 +126,24 @@ impl Session {
     }
 
     /// Seals one frame and places it in its pack. Returns the packs that are complete now.
-    fn process(&self, full: FullFrame, scratch: &mut Scratch) -> Result<Vec<OpenPack>, DepotError> {
+    fn process(
+        &self,
+        full: FullFrame,
+        scratch: &mut Scratch,
+    ) -> Result<Vec<OpenPack>, ContentError> {
         let class = full.frame.class;
         let ticket = self.ticket(&full)?;
         let blobs = full.raw.blobs();
         let effort = self.shared.effort(self.balance());
         let sealed = ticket
             .seal(&mut scratch.frames, &blobs, effort)
-            .map_err(|_| DepotError::Internal("a frame takes less than it should"))?;
+            .map_err(|_| ContentError::Internal("a frame takes less than it should"))?;
         drop(blobs);
         let counters = &self.shared.link.counters;
         counters.bytes_compressed.add(sealed.bytes().len() as u64);
-        self.ledger().lane(class).deliver(full, sealed)
+        self.pending_index()
+            .pack_writer(class)
+            .deliver(full, sealed)
     }
 
     /// Returns the balance of the workers.
@@ -154,18 +161,18 @@ impl Session {
         }
     }
 
-    fn ticket(&self, full: &FullFrame) -> Result<FrameTicket, DepotError> {
+    fn ticket(&self, full: &FullFrame) -> Result<FrameTicket, ContentError> {
         let class = full.frame.class;
-        let mut ledger = self.ledger();
-        let (names, lane) = ledger.names_and_lane(class);
-        lane.ticket(full, || {
+        let mut pending_index = self.pending_index();
+        let (names, pack_writer) = pending_index.names_and_pack_writer(class);
+        pack_writer.ticket(full, || {
             let entropy = &*self.shared.link.entropy;
             let name = names.draw(number(entropy))?;
             let keyring = &self.shared.keyring;
             let builder = PackBuilder::new(keyring, class, name, Features::NONE, salt(entropy));
             let opener = keyring
                 .object_opener(class, &name.key(class), builder.header())
-                .map_err(|_| DepotError::Internal("a fresh header does not open"))?;
+                .map_err(|_| ContentError::Internal("a fresh header does not open"))?;
             Ok(NewPack {
                 builder,
                 opener: Arc::new(opener),
@@ -182,7 +189,7 @@ impl Session {
 
     /// Uploads a pack. A metadata pack is uploaded only after all data that was accepted before the
     /// pack was closed (rule 1).
-    async fn send(self: Arc<Self>, pack: OpenPack) -> Result<(), DepotError> {
+    async fn send(self: Arc<Self>, pack: OpenPack) -> Result<(), ContentError> {
         let is_metadata = pack.class == Class::MetadataPack;
         let after = is_metadata.then(|| self.cut(&[Class::DataPack]));
         let (builder, mut sent) = pack.into_parts();
@@ -193,12 +200,12 @@ impl Session {
             .run(move |scratch| builder.finish(&mut scratch.frames, effort));
         let mut pack = job
             .await?
-            .map_err(|_| DepotError::Internal("a pack does not end as it should"))?;
+            .map_err(|_| ContentError::Internal("a pack does not end as it should"))?;
         self.ship(&mut pack, &mut sent, after).await?;
         self.shared.link.counters.packs_uploaded.one();
         let whole = is_metadata.then(|| pack.parts.clone());
         let name = pack.name;
-        self.ledger().acknowledge(&sent, pack);
+        self.pending_index().acknowledge(&sent, pack);
         self.beat();
         if let Some(parts) = whole {
             // Trees are usually read soon after they are written. The reservation is given back

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::Profile;
-use super::divide::{Named, Plan};
+use super::divide::{Named, SplitParameters};
 use super::session::Session;
 use super::strands;
-use crate::cut::segment::{self, SegmentChunk};
-use crate::error::DepotError;
+use crate::chunking::segment::{self, SegmentChunk};
+use crate::error::ContentError;
 use crate::extent::{StoredExtent, StoredRun, Target};
 use crate::id::{Id, Kind};
 use crate::pack::PackName;
@@ -80,9 +80,9 @@ pub(super) async fn store(
     file_offset: u64,
     run: Vec<Bytes>,
     end_of_data: bool,
-) -> Result<StoredRun, DepotError> {
+) -> Result<StoredRun, ContentError> {
     let length = run.iter().map(Bytes::len).sum();
-    let plan = Plan {
+    let plan = SplitParameters {
         profile,
         file_offset,
         end_of_data: end_of_data.then_some(length),
@@ -124,9 +124,9 @@ pub(super) async fn store(
 /// Divides the run into chunks without names.
 async fn cut(
     session: &Arc<Session>,
-    plan: &Plan,
+    plan: &SplitParameters,
     run: Vec<Bytes>,
-) -> Result<Vec<Named>, DepotError> {
+) -> Result<Vec<Named>, ContentError> {
     let shared = Arc::clone(&session.shared);
     let plan = *plan;
     let length = run.iter().map(Bytes::len).sum();
@@ -140,7 +140,7 @@ pub(super) async fn name(
     session: &Arc<Session>,
     chunks: Vec<Named>,
     matching: Matching,
-) -> Result<Vec<Named>, DepotError> {
+) -> Result<Vec<Named>, ContentError> {
     let mut jobs = Vec::new();
     let mut rest = chunks;
     while let Some(first) = rest.first() {
@@ -183,13 +183,13 @@ pub(super) async fn store_part(
     profile: Profile,
     chunks: &[&Named],
     manner: Manner,
-) -> Result<Target, DepotError> {
+) -> Result<Target, ContentError> {
     let mut listed = Vec::with_capacity(chunks.len());
     let mut wanted = Vec::with_capacity(chunks.len());
     for chunk in chunks {
         let id = chunk
             .id
-            .ok_or(DepotError::Internal("a hole in a segment"))?;
+            .ok_or(ContentError::Internal("a hole in a segment"))?;
         listed.push(SegmentChunk {
             length: chunk.bytes.len() as u32,
             id,
@@ -221,9 +221,9 @@ pub(super) async fn store_blob(
     kind: Kind,
     bytes: Bytes,
     manner: Manner,
-) -> Result<Id, DepotError> {
+) -> Result<Id, ContentError> {
     if bytes.len() > LARGEST_BLOB_BYTES {
-        return Err(DepotError::Invalid("a blob larger than a frame"));
+        return Err(ContentError::Invalid("a blob larger than a frame"));
     }
     let shared = Arc::clone(&session.shared);
     let hashed = bytes.clone();
@@ -244,16 +244,16 @@ pub(super) async fn store_blob(
 }
 
 /// Adopts a reference to a blob that must be live already.
-pub(super) fn adopt(session: &Arc<Session>, kind: Kind, id: Id) -> Result<(), DepotError> {
+pub(super) fn adopt(session: &Arc<Session>, kind: Kind, id: Id) -> Result<(), ContentError> {
     let known = session.shared.catalog.find_live(&id);
-    let mut ledger = session.ledger();
+    let mut pending_index = session.pending_index();
     if let Some(pack) = session.still_live(known) {
-        ledger.rely_on(pack, kind, id);
+        pending_index.rely_on(pack, kind, id);
         return Ok(());
     }
-    match ledger.has(kind, id) {
+    match pending_index.has(kind, id) {
         true => Ok(()),
-        false => Err(DepotError::Unknown { kind, id }),
+        false => Err(ContentError::Unknown { kind, id }),
     }
 }
 
@@ -267,25 +267,25 @@ struct Wanted {
 
 /// Ensures that each blob is in a live pack or in flight.
 ///
-/// [`Ledger::gather`](crate::pending::Ledger::gather) looks a blob up and accepts it without a wait
+/// [`PendingIndex::gather`](crate::pending::PendingIndex::gather) looks a blob up and accepts it without a wait
 /// in between. So of two callers that store the same blob, one stores it and the other finds it. A
 /// caller that is dropped leaves no blob half accepted.
 async fn store_blobs(
     session: &Arc<Session>,
     wanted: &[Wanted],
     manner: Manner,
-) -> Result<(), DepotError> {
+) -> Result<(), ContentError> {
     let mut missing = Vec::new();
     let mut bytes = 0;
     {
-        let mut ledger = session.ledger();
-        if let Some(failure) = ledger.failure() {
+        let mut pending_index = session.pending_index();
+        if let Some(failure) = pending_index.failure() {
             return Err(failure);
         }
         for blob in wanted {
             if let Some(pack) = session.still_live(blob.known) {
-                ledger.rely_on(pack, blob.kind, blob.id);
-            } else if !ledger.matches(blob.kind, blob.id, manner.matching) {
+                pending_index.rely_on(pack, blob.kind, blob.id);
+            } else if !pending_index.matches(blob.kind, blob.id, manner.matching) {
                 bytes += blob.bytes.len() as u64 + BLOB_OVERHEAD_BYTES;
                 missing.push(blob);
             }
@@ -303,11 +303,12 @@ async fn store_blobs(
         for group in missing.chunks(TAKEN_AT_ONCE) {
             let mut full = Vec::new();
             {
-                let mut ledger = session.ledger();
+                let mut pending_index = session.pending_index();
                 for blob in group {
                     let part = reservation.split(blob.bytes.len() as u64 + BLOB_OVERHEAD_BYTES);
                     let new = hold.take(&blob.bytes);
-                    let gathered = ledger.gather((blob.kind, blob.id), new, part, manner.matching);
+                    let gathered =
+                        pending_index.gather((blob.kind, blob.id), new, part, manner.matching);
                     full.extend(gathered.full);
                     stored += if gathered.new { blob.bytes.len() } else { 0 };
                 }

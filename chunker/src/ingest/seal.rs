@@ -13,31 +13,31 @@ use super::sealed::Sealed;
 use super::session::Session;
 use crate::catalog::{IndexRef, Staged};
 use crate::codec::Balance;
-use crate::error::DepotError;
+use crate::crypto::{Class, Features};
+use crate::error::ContentError;
 use crate::index::{self, PackRecord, encoded_length};
 use crate::pack::PackName;
 use crate::pending::Mark;
 use crate::runtime::Runtime;
-use crate::seal::{Class, Features};
 
 /// Seals; see [`Ingest::seal_since`](super::Ingest::seal_since).
 pub(super) async fn seal(
     session: &Arc<Session>,
     mark: Mark,
     current: &[IndexRef],
-) -> Result<Sealed, DepotError> {
+) -> Result<Sealed, ContentError> {
     let frontier = session.cut(&[Class::DataPack, Class::MetadataPack]);
     let sent = async {
         session.acknowledged(Class::DataPack, frontier).await?;
         session.acknowledged(Class::MetadataPack, frontier).await
     };
     session.shared.link.progress.watch(sent).await??;
-    let waiting = session.ledger().waiting(frontier);
+    let waiting = session.pending_index().waiting(frontier);
     let mut sealed = Sealed {
         index: current.to_vec(),
         absorbed: Vec::new(),
         packs: waiting.iter().map(|stored| stored.pack.name).collect(),
-        relied_on: session.ledger().relied_on(),
+        relied_on: session.pending_index().relied_on(),
         floor: mark.floor,
         new_bytes: waiting.iter().map(|stored| stored.pack.length).sum(),
         mark,
@@ -67,7 +67,7 @@ pub(super) async fn seal(
 pub(super) async fn put_indexes(
     session: &Arc<Session>,
     records: Vec<PackRecord>,
-) -> Result<Vec<IndexRef>, DepotError> {
+) -> Result<Vec<IndexRef>, ContentError> {
     let mut written = Vec::new();
     for records in divide(records) {
         let staged = put_index(session, records).await?;
@@ -125,10 +125,10 @@ async fn absorb(session: &Arc<Session>, records: &mut Vec<PackRecord>, sealed: &
 async fn put_index(
     session: &Arc<Session>,
     mut records: Vec<PackRecord>,
-) -> Result<Staged, DepotError> {
+) -> Result<Staged, ContentError> {
     let shared = Arc::clone(&session.shared);
     let random = number(&*shared.link.entropy);
-    let name = session.ledger().draw_name(random)?;
+    let name = session.pending_index().draw_name(random)?;
     let reference = IndexRef {
         name,
         packs: records.len() as u32,
@@ -142,8 +142,8 @@ async fn put_index(
     let job = session.shared.workers.run(move |scratch| {
         let payload = index::encode(&mut records, scratch.frames.encoder(), effort);
         let payload =
-            payload.map_err(|_| DepotError::Internal("an index object that is too large"))?;
-        Ok::<_, DepotError>((seal_object(&shared, Class::Index, name, &payload), records))
+            payload.map_err(|_| ContentError::Internal("an index object that is too large"))?;
+        Ok::<_, ContentError>((seal_object(&shared, Class::Index, name, &payload), records))
     });
     let (object, records) = job.await??;
     create(session, Class::Index, name, object).await?;
@@ -154,9 +154,9 @@ async fn put_index(
 pub(super) async fn put_list(
     session: &Arc<Session>,
     payload: &[u8],
-) -> Result<PackName, DepotError> {
+) -> Result<PackName, ContentError> {
     let random = number(&*session.shared.link.entropy);
-    let name = session.ledger().draw_name(random)?;
+    let name = session.pending_index().draw_name(random)?;
     let object = seal_object(&session.shared, Class::List, name, payload);
     create(session, Class::List, name, object).await?;
     Ok(name)
@@ -174,7 +174,7 @@ async fn create(
     class: Class,
     name: PackName,
     object: Bytes,
-) -> Result<(), DepotError> {
+) -> Result<(), ContentError> {
     let link = &session.shared.link;
     let key = name.key(class);
     link.progress.watch(link.create(&key, &[object])).await?

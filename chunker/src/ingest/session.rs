@@ -16,12 +16,12 @@ use tokio::sync::watch;
 
 use super::backlog::Backlog;
 use super::overflow::Overflow;
-use crate::error::DepotError;
+use crate::crypto::Class;
+use crate::error::ContentError;
 use crate::gate::ByteGate;
 use crate::pack::PackName;
-use crate::pending::{Ledger, PendingBlobs};
+use crate::pending::{PendingBlobs, PendingIndex};
 use crate::runtime::Runtime;
-use crate::seal::Class;
 use crate::spool::Spool;
 
 /// The write budget is at least this many times the target size of a pack: two open packs and their
@@ -32,7 +32,7 @@ const PACKS_IN_BUDGET: u64 = 6;
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) shared: Arc<Runtime>,
-    ledger: Arc<Mutex<Ledger>>,
+    pending_index: Arc<Mutex<PendingIndex>>,
     /// The budget of accepted bytes.
     pub(super) gate: ByteGate,
     /// The spool and the state of its use, if the session has one.
@@ -64,7 +64,7 @@ impl Session {
         let backlog = Backlog::new(shared.workers.threads(), budget);
         Arc::new(Self {
             shared,
-            ledger: Arc::new(Mutex::new(Ledger::new(session, target))),
+            pending_index: Arc::new(Mutex::new(PendingIndex::new(session, target))),
             gate: ByteGate::new(budget),
             overflow,
             waiting: AtomicUsize::new(0),
@@ -73,8 +73,8 @@ impl Session {
         })
     }
 
-    pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock()
+    pub(super) fn pending_index(&self) -> MutexGuard<'_, PendingIndex> {
+        self.pending_index.lock()
     }
 
     /// Ends all tasks. Data that is not in the bucket yet is not uploaded.
@@ -85,7 +85,7 @@ impl Session {
 
     /// Returns the pending blobs of this session, for readers.
     pub(super) fn blobs(&self) -> PendingBlobs {
-        PendingBlobs::of(&self.ledger)
+        PendingBlobs::of(&self.pending_index)
     }
 
     /// Returns a pack that an earlier look-up found, unless it was condemned meanwhile.
@@ -98,9 +98,9 @@ impl Session {
     }
 
     /// Records that the session has lost data: it accepts nothing any more.
-    fn fail(&self, error: DepotError) {
+    fn fail(&self, error: ContentError) {
         tracing::error!("the session cannot store any more: {error}");
-        self.ledger().fail(error);
+        self.pending_index().fail(error);
         self.backlog.close();
         self.beat();
     }
@@ -127,35 +127,42 @@ impl Session {
     /// Waits until `done` returns true for the ledger, without a time limit.
     ///
     /// # Errors
-    /// [`DepotError::Failed`] if the session fails.
-    pub(super) async fn wait(&self, done: impl Fn(&mut Ledger) -> bool) -> Result<(), DepotError> {
+    /// [`ContentError::Failed`] if the session fails.
+    pub(super) async fn wait(
+        &self,
+        done: impl Fn(&mut PendingIndex) -> bool,
+    ) -> Result<(), ContentError> {
         let mut pulse = self.pulse.subscribe();
         loop {
             {
-                let mut ledger = self.ledger();
-                if let Some(failure) = ledger.failure() {
+                let mut pending_index = self.pending_index();
+                if let Some(failure) = pending_index.failure() {
                     return Err(failure);
                 }
-                if done(&mut ledger) {
+                if done(&mut pending_index) {
                     return Ok(());
                 }
             }
             if pulse.changed().await.is_err() {
-                return Err(DepotError::Internal("a session outlives its waiters"));
+                return Err(ContentError::Internal("a session outlives its waiters"));
             }
         }
     }
 
     /// Waits until every frame of `class` below `frontier` is in the bucket.
-    pub(super) async fn acknowledged(&self, class: Class, frontier: u64) -> Result<(), DepotError> {
-        self.wait(|ledger| ledger.lane(class).is_acknowledged(frontier))
+    pub(super) async fn acknowledged(
+        &self,
+        class: Class,
+        frontier: u64,
+    ) -> Result<(), ContentError> {
+        self.wait(|pending_index| pending_index.pack_writer(class).is_acknowledged(frontier))
             .await
     }
 
     /// Waits until every frame below `frontier` is in the bucket or in the spool.
-    pub(super) async fn kept(&self, frontier: u64) -> Result<(), DepotError> {
-        self.wait(|ledger| {
-            let mut is_kept = |class| ledger.lane(class).is_kept(frontier);
+    pub(super) async fn kept(&self, frontier: u64) -> Result<(), ContentError> {
+        self.wait(|pending_index| {
+            let mut is_kept = |class| pending_index.pack_writer(class).is_kept(frontier);
             is_kept(Class::DataPack) && is_kept(Class::MetadataPack)
         })
         .await
@@ -164,7 +171,7 @@ impl Session {
     /// Starts a background task that ends with the session.
     pub(super) fn spawn(
         self: &Arc<Self>,
-        task: impl Future<Output = Result<(), DepotError>> + Send + 'static,
+        task: impl Future<Output = Result<(), ContentError>> + Send + 'static,
     ) {
         let session = Arc::clone(self);
         let mut pulse = self.pulse.subscribe();
@@ -177,7 +184,7 @@ impl Session {
             match outcome {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => session.fail(error),
-                Err(_) => session.fail(DepotError::Internal("a background task panicked")),
+                Err(_) => session.fail(ContentError::Internal("a background task panicked")),
             }
         });
     }
@@ -200,11 +207,11 @@ impl Session {
 }
 
 /// See [`Ingest::lost`](super::Ingest::lost).
-pub(super) fn lost(session: &Arc<Session>) -> impl Future<Output = Option<DepotError>> + use<> {
+pub(super) fn lost(session: &Arc<Session>) -> impl Future<Output = Option<ContentError>> + use<> {
     let (mut pulse, session) = (session.pulse.subscribe(), Arc::downgrade(session));
     async move {
         loop {
-            let failure = session.upgrade()?.ledger().failure();
+            let failure = session.upgrade()?.pending_index().failure();
             if failure.is_some() {
                 return failure;
             }

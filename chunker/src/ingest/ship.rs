@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::overflow::Overflow;
 use super::session::Session;
-use crate::error::DepotError;
+use crate::crypto::Class;
+use crate::error::ContentError;
 use crate::gate::ByteGate;
 use crate::pack::FinishedPack;
 use crate::pending::SentPack;
-use crate::seal::Class;
 use crate::spool::{SpoolError, Spooled};
 
 impl Session {
@@ -28,7 +28,7 @@ impl Session {
         pack: &mut FinishedPack,
         sent: &mut SentPack,
         after: Option<u64>,
-    ) -> Result<(), DepotError> {
+    ) -> Result<(), ContentError> {
         let Some(overflow) = &self.overflow else {
             return self.send_straight(pack, after, None).await;
         };
@@ -49,7 +49,7 @@ impl Session {
         pack: &FinishedPack,
         after: Option<u64>,
         flight: Option<(&ByteGate, &AtomicBool)>,
-    ) -> Result<(), DepotError> {
+    ) -> Result<(), ContentError> {
         if let Some(frontier) = after {
             self.acknowledged(Class::DataPack, frontier).await?;
         }
@@ -75,7 +75,7 @@ impl Session {
         pack: &FinishedPack,
         sent: &SentPack,
         after: Option<u64>,
-    ) -> Result<Option<Arc<Spooled>>, DepotError> {
+    ) -> Result<Option<Arc<Spooled>>, ContentError> {
         let is_sent = AtomicBool::new(false);
         let mut straight =
             pin!(self.send_straight(pack, after, Some((&overflow.flight, &is_sent))));
@@ -134,7 +134,7 @@ impl Session {
     ) {
         overflow.hold(pack.name, Arc::clone(spooled), sent.end());
         self.shared.link.counters.bytes_spooled.add(pack.length);
-        self.ledger().spool(sent, pack, spooled);
+        self.pending_index().spool(sent, pack, spooled);
         self.beat();
     }
 
@@ -145,13 +145,13 @@ impl Session {
         pack: &FinishedPack,
         spooled: &Spooled,
         after: Option<u64>,
-    ) -> Result<(), DepotError> {
+    ) -> Result<(), ContentError> {
         if let Some(frontier) = after {
             self.acknowledged(Class::DataPack, frontier).await?;
         }
         // First come, first served: the oldest pack is sent first.
         let _room = overflow.read_back.reserve(pack.length).await;
-        let bytes = spooled.read().await.map_err(DepotError::from)?;
+        let bytes = spooled.read().await.map_err(ContentError::from)?;
         self.shared.link.create(spooled.key(), &[bytes]).await?;
         spooled.uploaded();
         Ok(())

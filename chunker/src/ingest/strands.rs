@@ -7,12 +7,12 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::divide::{Named, Plan};
-use crate::cut::Cutter;
+use super::divide::{Named, SplitParameters};
+use crate::chunking::Cutter;
 
 /// Divides `run`, which begins at `plan.file_offset`, into chunks without names. The chunks are the
 /// same as if the run lay in one piece.
-pub(super) fn cut(cutter: &Cutter, plan: &Plan, run: Vec<Bytes>) -> Vec<Named> {
+pub(super) fn cut(cutter: &Cutter, plan: &SplitParameters, run: Vec<Bytes>) -> Vec<Named> {
     let mut cutting = Cutting {
         cutter,
         plan,
@@ -56,7 +56,7 @@ fn gathered(run: Vec<Bytes>, least: usize) -> impl Iterator<Item = Bytes> {
 
 struct Cutting<'a> {
     cutter: &'a Cutter,
-    plan: &'a Plan,
+    plan: &'a SplitParameters,
     /// Offset of the next chunk in the run, in bytes.
     start: usize,
     named: Vec<Named>,
@@ -116,7 +116,7 @@ impl Cutting<'_> {
         self.start += bytes.len();
         self.named.push(Named {
             start,
-            is_zero: crate::cut::is_zero(&bytes),
+            is_zero: crate::chunking::is_zero(&bytes),
             bytes,
             id: None,
             known: None,
@@ -134,7 +134,7 @@ fn join(one: &[u8], two: &[u8]) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cut::{Parameters, Profile};
+    use crate::chunking::{Parameters, Profile};
     use proptest::prelude::*;
 
     fn cutter() -> Cutter {
@@ -186,7 +186,7 @@ mod tests {
             blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
             bytes.iter_mut().for_each(|byte| *byte %= alphabet);
             let whole = Bytes::from(bytes);
-            let plan = Plan {
+            let plan = SplitParameters {
                 profile: Profile::ALL[profile],
                 file_offset: offset * 1000,
                 end_of_data: at_end.then_some(length),

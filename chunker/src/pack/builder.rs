@@ -5,8 +5,8 @@ use super::{
     PACK_BLOBS_MAX, PACK_BYTES_MAX, PACK_FRAMES_MAX, PackError, PackName, frame_raw_length,
 };
 use crate::codec::{CODED_HEAD_LEN, Effort};
+use crate::crypto::{BOX_OVERHEAD, Class, Features, HEADER_LEN, Keyring, ObjectSealer};
 use crate::id::{Kind, Prefix};
-use crate::seal::{BOX_OVERHEAD, Class, Features, HEADER_LEN, Keyring, ObjectSealer};
 use bytes::Bytes;
 
 /// A pack under construction.

@@ -8,8 +8,8 @@ use super::{
     Trailer, frame_raw_length,
 };
 use crate::codec::{CODED_HEAD_LEN, Decoder, Effort, Encoder};
+use crate::crypto::{BOX_OVERHEAD, FOOTER_BOX, HEADER_LEN, ObjectOpener, ObjectSealer};
 use crate::id::{Kind, Prefix};
-use crate::seal::{BOX_OVERHEAD, FOOTER_BOX, HEADER_LEN, ObjectOpener, ObjectSealer};
 use bytes::Bytes;
 use std::ops::Range;
 

@@ -2,7 +2,7 @@
 
 use super::{FRAME_BLOBS_MAX, FRAME_RAW_MAX, PackError};
 use crate::codec::{CODED_HEAD_LEN, Decoder, Effort, Encoder};
-use crate::seal::{NONCE_LEN, ObjectOpener, ObjectSealer, TAG_LEN};
+use crate::crypto::{NONCE_LEN, ObjectOpener, ObjectSealer, TAG_LEN};
 use bytes::Bytes;
 
 /// Returns the decoded length in bytes of a frame that holds blobs of these lengths. `None` if no

@@ -17,7 +17,7 @@ pub use frame::{Frame, FrameDecoder, FrameEncoder, frame_raw_length};
 pub use name::{BadName, PackName};
 
 use crate::codec::CodecError;
-use crate::seal::OpenError;
+use crate::crypto::OpenError;
 
 /// The maximum decoded length of a frame, in bytes.
 pub const FRAME_RAW_MAX: u32 = 4 * 1024 * 1024;

@@ -1,6 +1,6 @@
 //! Names of write-once objects, and their keys in the bucket.
 
-use crate::seal::Class;
+use crate::crypto::Class;
 use std::fmt;
 use std::str::FromStr;
 

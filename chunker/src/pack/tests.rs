@@ -1,7 +1,7 @@
 use super::*;
 use crate::codec::{Decoder, Effort, Encoder};
+use crate::crypto::{Class, Features, HEADER_LEN, Keyring, ObjectOpener, RepositoryId, Secrets};
 use crate::id::{Id, Kind, Prefix};
-use crate::seal::{Class, Features, HEADER_LEN, Keyring, ObjectOpener, RepositoryId, Secrets};
 use bytes::Bytes;
 use proptest::prelude::*;
 

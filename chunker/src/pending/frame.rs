@@ -10,10 +10,10 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::catalog::Location;
+use crate::crypto::{Class, ObjectOpener};
 use crate::gate::Reservation;
 use crate::id::{Id, Kind, Prefix};
 use crate::pack::{FinishedPack, PackName};
-use crate::seal::{Class, ObjectOpener};
 use crate::spool::Spooled;
 
 /// Frames are closed at this many bytes: larger frames compress no better (FORMAT.md, "Packs").

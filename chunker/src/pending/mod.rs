@@ -6,16 +6,16 @@
 //! I/O: it neither compresses and uploads the data (`ingest`), nor fetches it (`hydrate`).
 
 mod frame;
-mod lane;
-mod ledger;
+mod pack_writer;
+mod pending_index;
 mod view;
 
 #[cfg(test)]
 pub(crate) use frame::{BlobKey, Frame, FrameState, RawFrame};
 pub(crate) use frame::{Body, FullFrame, LARGEST_BLOB_BYTES, SealedHere};
-pub(crate) use lane::{NewPack, OpenPack, SentPack};
-pub use ledger::Mark;
-pub(crate) use ledger::{Ledger, Matching, Pending};
+pub(crate) use pack_writer::{NewPack, OpenPack, SentPack};
+pub use pending_index::Mark;
+pub(crate) use pending_index::{Matching, Pending, PendingIndex};
 pub(crate) use view::PendingBlobs;
 
 #[cfg(test)]

@@ -13,10 +13,10 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::frame::{BlobKey, Body, Frame, FrameState, FullFrame, RawFrame, SealedHere};
-use crate::error::DepotError;
+use crate::crypto::{Class, ObjectOpener};
+use crate::error::ContentError;
 use crate::gate::Reservation;
 use crate::pack::{FrameTicket, PackBuilder, SealedFrame};
-use crate::seal::{Class, ObjectOpener};
 
 /// A pack that is not sent yet.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub(crate) struct NewPack {
 
 /// All frames and packs of one class that are in flight.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct PackWriter {
     class: Class,
     target_bytes: u64,
     gathering: Option<FullFrameBuilder>,
@@ -65,7 +65,7 @@ struct FullFrameBuilder {
     reservation: Reservation,
 }
 
-impl Lane {
+impl PackWriter {
     pub(crate) fn new(class: Class, target_bytes: u64) -> Self {
         Self {
             class,
@@ -141,12 +141,12 @@ impl Lane {
     /// is none.
     ///
     /// # Errors
-    /// Those of `new_pack`, and [`DepotError::Internal`] if the new pack has no room.
+    /// Those of `new_pack`, and [`ContentError::Internal`] if the new pack has no room.
     pub(crate) fn ticket(
         &mut self,
         full: &FullFrame,
-        new_pack: impl FnOnce() -> Result<NewPack, DepotError>,
-    ) -> Result<FrameTicket, DepotError> {
+        new_pack: impl FnOnce() -> Result<NewPack, ContentError>,
+    ) -> Result<FrameTicket, ContentError> {
         let number = full.frame.number;
         let target = self.target_bytes;
         let room = |pack: &mut OpenPack| {
@@ -168,7 +168,7 @@ impl Lane {
                 let ticket = pack
                     .builder
                     .ticket(full.raw.count(), full.raw.bytes())
-                    .ok_or(DepotError::Internal("an empty pack has no room"))?;
+                    .ok_or(ContentError::Internal("an empty pack has no room"))?;
                 self.open.push(pack);
                 (self.open.len() - 1, ticket)
             }
@@ -197,13 +197,13 @@ impl Lane {
     /// Places a sealed frame in the pack of its ticket. Returns the packs that are complete now.
     ///
     /// # Errors
-    /// [`DepotError::Internal`] if the ticket is not from this lane.
+    /// [`ContentError::Internal`] if the ticket is not from this lane.
     pub(crate) fn deliver(
         &mut self,
         full: FullFrame,
         sealed: SealedFrame,
-    ) -> Result<Vec<OpenPack>, DepotError> {
-        const STRAY: DepotError = DepotError::Internal("a frame without a pack");
+    ) -> Result<Vec<OpenPack>, ContentError> {
+        const STRAY: ContentError = ContentError::Internal("a frame without a pack");
         let pack = self
             .open
             .iter_mut()

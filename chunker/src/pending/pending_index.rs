@@ -11,13 +11,13 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::frame::{BlobKey, Body, Frame, FrameState, FullFrame, SealedHere};
-use super::lane::{Lane, SentPack};
+use super::pack_writer::{PackWriter, SentPack};
 use crate::catalog::{Candidate, Location};
-use crate::error::DepotError;
+use crate::crypto::Class;
+use crate::error::ContentError;
 use crate::gate::Reservation;
 use crate::id::{Id, Kind};
 use crate::pack::{FinishedPack, FrameEntry, PackName};
-use crate::seal::Class;
 use crate::spool::Spooled;
 
 /// The stored data that new content is compared with.
@@ -40,12 +40,12 @@ pub struct Mark {
 
 /// The shared state of a session.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub(crate) struct PendingIndex {
     names: Names,
     next_frame: u64,
     blobs: HashMap<BlobKey, (Arc<Frame>, u16)>,
-    data: Lane,
-    metadata: Lane,
+    data: PackWriter,
+    metadata: PackWriter,
     /// Packs that are in the bucket and that no root has taken yet.
     acknowledged: BTreeMap<PackName, StoredPack>,
     operations: BTreeMap<u64, Mark>,
@@ -55,7 +55,7 @@ pub(crate) struct Ledger {
     tick: u64,
     /// The session's floor in the root.
     floor: u32,
-    failure: Option<DepotError>,
+    failure: Option<ContentError>,
 }
 
 /// The session's counter over all objects that it writes.
@@ -69,12 +69,12 @@ impl Names {
     /// Returns the next name. Never returns the same name twice.
     ///
     /// # Errors
-    /// [`DepotError::Invalid`] if the session has used all its 2^32 names.
-    pub(crate) fn draw(&mut self, random: u32) -> Result<PackName, DepotError> {
+    /// [`ContentError::Invalid`] if the session has used all its 2^32 names.
+    pub(crate) fn draw(&mut self, random: u32) -> Result<PackName, ContentError> {
         let sequence = self.next;
         self.next = sequence
             .checked_add(1)
-            .ok_or(DepotError::Invalid("a session has only 2^32 names"))?;
+            .ok_or(ContentError::Invalid("a session has only 2^32 names"))?;
         Ok(PackName {
             session: self.session,
             sequence,
@@ -120,14 +120,14 @@ pub(crate) struct Gathered {
     pub(crate) new: bool,
 }
 
-impl Ledger {
+impl PendingIndex {
     pub(crate) fn new(session: u64, target_bytes: u64) -> Self {
         Self {
             names: Names { session, next: 0 },
             next_frame: 0,
             blobs: HashMap::new(),
-            data: Lane::new(Class::DataPack, target_bytes),
-            metadata: Lane::new(Class::MetadataPack, target_bytes),
+            data: PackWriter::new(Class::DataPack, target_bytes),
+            metadata: PackWriter::new(Class::MetadataPack, target_bytes),
             acknowledged: BTreeMap::new(),
             operations: BTreeMap::new(),
             next_operation: 0,
@@ -141,20 +141,20 @@ impl Ledger {
     /// Returns the next name, for an object that is not a pack.
     ///
     /// # Errors
-    /// [`DepotError::Invalid`] if the session has used all its 2^32 names.
-    pub(crate) fn draw_name(&mut self, random: u32) -> Result<PackName, DepotError> {
+    /// [`ContentError::Invalid`] if the session has used all its 2^32 names.
+    pub(crate) fn draw_name(&mut self, random: u32) -> Result<PackName, ContentError> {
         self.names.draw(random)
     }
 
     /// Returns the two parts that are needed to begin a pack.
-    pub(crate) fn names_and_lane(&mut self, class: Class) -> (&mut Names, &mut Lane) {
+    pub(crate) fn names_and_pack_writer(&mut self, class: Class) -> (&mut Names, &mut PackWriter) {
         match class {
             Class::MetadataPack => (&mut self.names, &mut self.metadata),
             _ => (&mut self.names, &mut self.data),
         }
     }
 
-    pub(crate) fn lane(&mut self, class: Class) -> &mut Lane {
+    pub(crate) fn pack_writer(&mut self, class: Class) -> &mut PackWriter {
         match class {
             Class::MetadataPack => &mut self.metadata,
             _ => &mut self.data,
@@ -162,12 +162,12 @@ impl Ledger {
     }
 
     /// Returns the reason why nothing is accepted any more.
-    pub(crate) fn failure(&self) -> Option<DepotError> {
+    pub(crate) fn failure(&self) -> Option<ContentError> {
         self.failure.clone()
     }
 
     /// Ends the acceptance of data. The first reason is kept.
-    pub(crate) fn fail(&mut self, error: DepotError) {
+    pub(crate) fn fail(&mut self, error: ContentError) {
         self.failure.get_or_insert_with(|| error.into_failed());
     }
 
@@ -184,7 +184,7 @@ impl Ledger {
         true
     }
 
-    /// As [`Ledger::has`] for [`Matching::Everything`]. Always false for [`Matching::Nothing`].
+    /// As [`PendingIndex::has`] for [`Matching::Everything`]. Always false for [`Matching::Nothing`].
     pub(crate) fn matches(&mut self, kind: Kind, id: Id, matching: Matching) -> bool {
         matching == Matching::Everything && self.has(kind, id)
     }
@@ -212,7 +212,7 @@ impl Ledger {
             metadata,
             ..
         } = self;
-        let lane = match class_of(key.kind) {
+        let pack_writer = match class_of(key.kind) {
             Class::MetadataPack => metadata,
             _ => data,
         };
@@ -220,7 +220,7 @@ impl Ledger {
             *next_frame += 1;
             *next_frame - 1
         };
-        let (slot, full) = lane.gather(key, bytes, reservation, draw);
+        let (slot, full) = pack_writer.gather(key, bytes, reservation, draw);
         self.blobs.insert(key, slot);
         Gathered { full, new: true }
     }
@@ -228,12 +228,12 @@ impl Ledger {
     /// Returns the place where a reader finds a blob of this session.
     pub(crate) fn find(&self, key: &BlobKey) -> Option<Pending> {
         let (frame, slot) = self.blobs.get(key)?;
-        let lane = match frame.class {
+        let pack_writer = match frame.class {
             Class::MetadataPack => &self.metadata,
             _ => &self.data,
         };
         match &*frame.state.lock() {
-            FrameState::Gathering => lane.gathering_blob(frame, *slot).map(Pending::Bytes),
+            FrameState::Gathering => pack_writer.gathering_blob(frame, *slot).map(Pending::Bytes),
             FrameState::Raw(raw) => raw.blob(*slot).map(Pending::Bytes),
             FrameState::Sealed(sealed) => Some(Pending::Sealed(sealed.clone(), *slot)),
             FrameState::Stored(location, pack) => Some(Pending::Stored(Box::new(Candidate {
@@ -254,7 +254,7 @@ impl Ledger {
 
     /// Records that a pack is in the bucket. The bytes of its frames need not be kept any more.
     pub(crate) fn acknowledge(&mut self, sent: &SentPack, pack: FinishedPack) {
-        self.lane(sent.class).acknowledge(&sent.frames);
+        self.pack_writer(sent.class).acknowledge(&sent.frames);
         let pack = Arc::new(FinishedPack {
             parts: Vec::new(),
             ..pack
@@ -312,7 +312,7 @@ impl Ledger {
 
     /// Records that a pack is in the spool. Its frames are read there from then on.
     pub(crate) fn spool(&mut self, sent: &SentPack, pack: &FinishedPack, spooled: &Arc<Spooled>) {
-        self.lane(sent.class).keep(&sent.frames);
+        self.pack_writer(sent.class).keep(&sent.frames);
         for (frame, entry) in sent.frames.iter().zip(pack.footer.frames()) {
             if let FrameState::Sealed(sealed) = &mut *frame.state.lock() {
                 let start = u64::from(entry.offset);

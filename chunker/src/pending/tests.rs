@@ -7,13 +7,13 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::frame::{BlobKey, FullFrame};
-use super::lane::{NewPack, OpenPack};
-use super::ledger::{Ledger, Mark, Matching, Pending};
+use super::pack_writer::{NewPack, OpenPack};
+use super::pending_index::{Mark, Matching, Pending, PendingIndex};
 use crate::codec::Effort;
+use crate::crypto::{Class, Features, Keyring, RepositoryId, Secrets};
 use crate::gate::ByteGate;
 use crate::id::{Id, Kind};
 use crate::pack::{FinishedPack, FrameEncoder, FrameTicket, PackBuilder, PackName};
-use crate::seal::{Class, Features, Keyring, RepositoryId, Secrets};
 
 const TARGET_BYTES: u64 = 300_000;
 
@@ -59,7 +59,7 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 struct World {
-    ledger: Ledger,
+    pending_index: PendingIndex,
     gate: ByteGate,
     keyring: Keyring,
     encoder: FrameEncoder,
@@ -80,10 +80,10 @@ struct World {
 impl World {
     fn new() -> Self {
         let secrets = Secrets::new([1; 32], [2; 32], [3; 32]);
-        let mut ledger = Ledger::new(7, TARGET_BYTES);
-        let mark = ledger.mark();
+        let mut pending_index = PendingIndex::new(7, TARGET_BYTES);
+        let mark = pending_index.mark();
         Self {
-            ledger,
+            pending_index,
             gate: ByteGate::new(1 << 30),
             keyring: Keyring::unsealed(RepositoryId([0; 16]), secrets),
             encoder: FrameEncoder::new(),
@@ -124,15 +124,15 @@ impl World {
             Event::Deliver(choice) => self.deliver(choice),
             Event::Cut { metadata } => self.cut(class(metadata)),
             Event::Acknowledge(choice) => self.acknowledge(choice),
-            Event::Mark => self.mark = (self.ledger.mark(), self.now),
+            Event::Mark => self.mark = (self.pending_index.mark(), self.now),
             Event::Begin => {
-                let number = self.ledger.begin_operation();
+                let number = self.pending_index.begin_operation();
                 self.operations.push((number, self.now));
             }
             Event::End(choice) => {
                 if let Some(position) = pick(&self.operations, choice) {
                     let (number, _) = self.operations.remove(position);
-                    self.ledger.end_operation(number);
+                    self.pending_index.end_operation(number);
                 }
             }
             Event::Commit => self.commit(),
@@ -148,12 +148,12 @@ impl World {
         };
         let in_root = self.is_in_root(id);
         let reservation = self.gate.try_reserve(1).expect("there is room");
-        if in_root && !self.ledger.has(kind, name) {
+        if in_root && !self.pending_index.has(kind, name) {
             // The index lists the blob: the session refers to the copy that the root holds.
             let pack = *self.taken.first().expect("a root holds it");
-            self.ledger.rely_on(pack, kind, name);
+            self.pending_index.rely_on(pack, kind, name);
         } else {
-            let gathered = self.ledger.gather(
+            let gathered = self.pending_index.gather(
                 (kind, name),
                 bytes.clone(),
                 reservation,
@@ -167,7 +167,7 @@ impl World {
     /// Returns true if the blob was stored once and is not in the ledger any more: a root has it
     /// then.
     fn is_in_root(&self, id: (Class, u8)) -> bool {
-        self.blobs.contains_key(&id) && self.ledger.find(&Self::key(id.0, id.1)).is_none()
+        self.blobs.contains_key(&id) && self.pending_index.find(&Self::key(id.0, id.1)).is_none()
     }
 
     fn ticket(&mut self, choice: u8) {
@@ -177,8 +177,8 @@ impl World {
         let full = self.full.remove(position);
         let class = full.frame.class;
         let keyring = &self.keyring;
-        let (names, lane) = self.ledger.names_and_lane(class);
-        let ticket = lane.ticket(&full, || {
+        let (names, pack_writer) = self.pending_index.names_and_pack_writer(class);
+        let ticket = pack_writer.ticket(&full, || {
             let name = names.draw(9)?;
             let builder = PackBuilder::new(keyring, class, name, Features::NONE, [4; 32]);
             let opener = keyring.object_opener(class, &name.key(class), builder.header());
@@ -201,15 +201,15 @@ impl World {
             .seal(&mut self.encoder, &blobs, Effort::None)
             .expect("fits");
         drop(blobs);
-        let packs = self.ledger.lane(class).deliver(full, sealed);
+        let packs = self.pending_index.pack_writer(class).deliver(full, sealed);
         self.send(packs.expect("belongs here"));
     }
 
     fn cut(&mut self, class: Class) {
-        let frontier = self.ledger.frontier();
-        let lane = self.ledger.lane(class);
-        self.full.extend(lane.take_gathering());
-        let packs = lane.cut(frontier);
+        let frontier = self.pending_index.frontier();
+        let pack_writer = self.pending_index.pack_writer(class);
+        self.full.extend(pack_writer.take_gathering());
+        let packs = pack_writer.cut(frontier);
         self.cuts.entry(class).or_default().insert(frontier);
         self.send(packs);
     }
@@ -237,13 +237,13 @@ impl World {
         let pack = builder
             .finish(&mut self.encoder, Effort::None)
             .expect("is whole");
-        self.ledger.acknowledge(&sent, pack);
+        self.pending_index.acknowledge(&sent, pack);
     }
 
     /// Combines a seal and a replacement of the root, for all packs that are acknowledged now.
     fn commit(&mut self) {
         let (mark, made) = self.mark;
-        let waiting = self.ledger.waiting(u64::MAX);
+        let waiting = self.pending_index.waiting(u64::MAX);
         let packs: Vec<PackName> = waiting.iter().map(|stored| stored.pack.name).collect();
         let below = |name: &PackName| name.sequence < mark.floor;
         // A seal waits for all data that was stored before it, so everything below the floor is
@@ -252,7 +252,7 @@ impl World {
             return;
         }
         self.check_floor(mark, made);
-        self.ledger.commit(&packs, mark.floor, mark);
+        self.pending_index.commit(&packs, mark.floor, mark);
         self.taken.extend(packs);
         self.check_reliances(mark, made);
     }
@@ -260,7 +260,7 @@ impl World {
     /// Checks that no blob that was referred to after the mark is in an own pack below the floor,
     /// unless that pack is relied on.
     fn check_floor(&mut self, mark: Mark, made: u64) {
-        let relied_on = self.ledger.relied_on();
+        let relied_on = self.pending_index.relied_on();
         let began = self
             .operations
             .iter()
@@ -271,13 +271,13 @@ impl World {
             if *referred <= made.min(began) {
                 continue;
             }
-            let pack = match self.ledger.find(&Self::key(class, number)) {
+            let pack = match self.pending_index.find(&Self::key(class, number)) {
                 Some(Pending::Sealed(sealed, _)) => sealed.pack,
                 Some(Pending::Stored(candidate)) => candidate.location.pack,
                 Some(Pending::Bytes(_)) | None => continue,
             };
             let is_own = pack.sequence >= mark.floor;
-            let will_be = relied_on.contains(&pack) || self.ledger.is_relied_on(&pack);
+            let will_be = relied_on.contains(&pack) || self.pending_index.is_relied_on(&pack);
             assert!(
                 is_own || will_be,
                 "{pack} holds what only uncommitted references name"
@@ -287,7 +287,7 @@ impl World {
 
     /// Checks that references made after the mark are still known to be relied on.
     fn check_reliances(&self, mark: Mark, made: u64) {
-        let relied_on = self.ledger.relied_on();
+        let relied_on = self.pending_index.relied_on();
         for (&id, (_, referred)) in &self.blobs {
             if *referred > made && self.is_in_root(id) && mark.floor > 0 {
                 let known = self
@@ -310,35 +310,37 @@ impl World {
         while !self.working.is_empty() {
             self.deliver(1);
         }
-        let frontier = self.ledger.frontier();
+        let frontier = self.pending_index.frontier();
         assert!(self.sent.iter().all(|pack| pack.builder.pending() == 0));
         while !self.sent.is_empty() {
             self.acknowledge(0);
         }
         for class in [Class::DataPack, Class::MetadataPack] {
             assert!(
-                self.ledger.lane(class).is_acknowledged(frontier),
+                self.pending_index
+                    .pack_writer(class)
+                    .is_acknowledged(frontier),
                 "nothing is left behind"
             );
-            assert!(!self.ledger.lane(class).is_moving());
-            assert_eq!(self.ledger.lane(class).lowest_open(), None);
+            assert!(!self.pending_index.pack_writer(class).is_moving());
+            assert_eq!(self.pending_index.pack_writer(class).lowest_open(), None);
         }
         self.check_blobs();
         assert_eq!(self.gate.used(), 0, "every reservation was given back");
-        let mark = self.ledger.mark();
-        let waiting = self.ledger.waiting(frontier);
+        let mark = self.pending_index.mark();
+        let waiting = self.pending_index.waiting(frontier);
         let packs: Vec<Arc<FinishedPack>> = waiting.into_iter().map(|stored| stored.pack).collect();
         let names: Vec<PackName> = packs.iter().map(|pack| pack.name).collect();
         if self.operations.is_empty() {
             assert!(names.iter().all(|name| name.sequence < mark.floor));
         }
-        self.ledger.commit(&names, mark.floor, mark);
-        assert_eq!(self.ledger.blob_count(), 0);
+        self.pending_index.commit(&names, mark.floor, mark);
+        assert_eq!(self.pending_index.blob_count(), 0);
     }
 
     fn check_blobs(&self) {
         for ((class, number), (bytes, _)) in &self.blobs {
-            match self.ledger.find(&Self::key(*class, *number)) {
+            match self.pending_index.find(&Self::key(*class, *number)) {
                 Some(Pending::Bytes(found)) => assert_eq!(found, *bytes),
                 Some(Pending::Sealed(..) | Pending::Stored(_)) | None => {}
             }

@@ -8,17 +8,17 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::frame::BlobKey;
-use super::ledger::{Ledger, Pending};
+use super::pending_index::{Pending, PendingIndex};
 use crate::id::{Kind, Prefix};
 
 /// The pending blobs of one session, for readers.
 #[derive(Debug)]
-pub(crate) struct PendingBlobs(Weak<Mutex<Ledger>>);
+pub(crate) struct PendingBlobs(Weak<Mutex<PendingIndex>>);
 
 impl PendingBlobs {
     /// Returns the blobs of this ledger.
-    pub(crate) fn of(ledger: &Arc<Mutex<Ledger>>) -> Self {
-        Self(Arc::downgrade(ledger))
+    pub(crate) fn of(pending_index: &Arc<Mutex<PendingIndex>>) -> Self {
+        Self(Arc::downgrade(pending_index))
     }
 
     /// Returns true until the session and all its tasks are dropped.
@@ -28,8 +28,8 @@ impl PendingBlobs {
 
     /// Returns the place where a blob of the session can be read.
     pub(crate) fn find(&self, kind: Kind, prefix: Prefix) -> Option<Pending> {
-        let ledger = self.0.upgrade()?;
-        let ledger = ledger.lock();
-        ledger.find(&BlobKey { kind, prefix })
+        let pending_index = self.0.upgrade()?;
+        let pending_index = pending_index.lock();
+        pending_index.find(&BlobKey { kind, prefix })
     }
 }

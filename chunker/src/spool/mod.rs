@@ -115,13 +115,13 @@ pub struct Spool {
     disk: Arc<dyn Disk>,
     directory: PathBuf,
     limit_bytes: u64,
-    state: Mutex<State>,
+    state: Mutex<SpoolState>,
     changed: watch::Sender<()>,
     sweeping: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug)]
-struct State {
+struct SpoolState {
     lock: Option<DiskLock>,
     next: u64,
     files: BTreeMap<u64, Arc<Spooled>>,
@@ -171,7 +171,7 @@ impl Spool {
             disk,
             directory,
             limit_bytes,
-            state: Mutex::new(State {
+            state: Mutex::new(SpoolState {
                 lock: Some(lock),
                 next: 0,
                 files: BTreeMap::new(),

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use futures::{StreamExt, TryStreamExt};
 
 use super::{LeftObject, Leftover, SpoolError};
-use crate::depot::Depot;
-use crate::error::DepotError;
-use crate::seal::Class;
+use crate::content_store::ContentStore;
+use crate::crypto::Class;
+use crate::error::ContentError;
 
 /// Concurrent uploads; each object is in memory as a whole.
 const SENT_AT_ONCE: usize = 4;
@@ -42,13 +42,13 @@ impl Leftover {
     /// fails. The same call may be made again.
     pub async fn replay(
         &self,
-        depot: &Depot,
+        content_store: &ContentStore,
         objects: &[&LeftObject],
         progress: &ReplayProgress,
-    ) -> Result<(), DepotError> {
+    ) -> Result<(), ContentError> {
         for wanted in 0..3 {
             let objects = objects.iter().filter(|object| rank(object) == wanted);
-            let sends = objects.map(|object| self.send(depot, object, progress));
+            let sends = objects.map(|object| self.send(content_store, object, progress));
             // Journals are numbered, so they are sent one after the other.
             let at_once = if wanted == 2 { 1 } else { SENT_AT_ONCE };
             futures::stream::iter(sends.collect::<Vec<_>>())
@@ -61,15 +61,15 @@ impl Leftover {
 
     async fn send(
         &self,
-        depot: &Depot,
+        content_store: &ContentStore,
         object: &LeftObject,
         progress: &ReplayProgress,
-    ) -> Result<(), DepotError> {
+    ) -> Result<(), ContentError> {
         let damaged = || SpoolError::Damaged {
             path: object.path().display().to_string(),
         };
         let bytes = self.read(object).await?.ok_or_else(damaged)?;
-        let link = &depot.shared().link;
+        let link = &content_store.shared().link;
         let body = [bytes];
         link.progress
             .watch(link.create(&object.key, &body))

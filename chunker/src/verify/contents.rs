@@ -1,11 +1,11 @@
 //! The contents of a pack as an index object or a footer lists them, for callers that do not know
 //! the layout.
 
-use crate::cut::segment;
+use crate::chunking::segment;
+use crate::crypto::Class;
 use crate::id::{Id, Kind, Prefix};
 use crate::index::PackRecord;
 use crate::pack::PackName;
-use crate::seal::Class;
 
 /// The list of a pack's contents, from an index object or from its own footer. About 21 bytes of
 /// memory per blob.

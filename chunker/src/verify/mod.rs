@@ -17,12 +17,12 @@ use bkfs_store::Store;
 use bkfs_store::entropy::Entropy;
 
 use crate::catalog::IndexRef;
-use crate::error::DepotError;
+use crate::crypto::{Class, HEADER_LEN, Keyring};
+use crate::error::ContentError;
 use crate::gate::ByteGate;
 use crate::index;
-use crate::link::Link;
 use crate::pack::{Footer, PackName, TRAILER_LEN, Trailer};
-use crate::seal::{Class, HEADER_LEN, Keyring};
+use crate::store_client::StoreClient;
 use crate::workers::Workers;
 
 pub use contents::{Listed, PackContents, chunks_of};
@@ -64,7 +64,7 @@ impl Default for VerifierConfig {
 /// Reads and verifies the objects of one repository.
 #[derive(Debug)]
 pub struct Verifier {
-    link: Link,
+    link: StoreClient,
     keyring: Keyring,
     workers: Workers,
     gate: ByteGate,
@@ -75,21 +75,21 @@ impl Verifier {
     /// between attempts.
     ///
     /// # Errors
-    /// [`DepotError::Internal`] if the operating system refuses a thread.
+    /// [`ContentError::Internal`] if the operating system refuses a thread.
     pub fn new(
         store: Arc<dyn Store>,
         keyring: Keyring,
         entropy: Arc<dyn Entropy>,
         config: &VerifierConfig,
-    ) -> Result<Self, DepotError> {
+    ) -> Result<Self, ContentError> {
         let timeout = Duration::from_millis(config.timeout_ms);
         let workers = match config.workers {
             0 => Workers::inline(),
             threads => Workers::pool(threads)
-                .map_err(|_| DepotError::Internal("the system gives no threads"))?,
+                .map_err(|_| ContentError::Internal("the system gives no threads"))?,
         };
         Ok(Self {
-            link: Link::new(store, entropy, (1, config.downloads), timeout),
+            link: StoreClient::new(store, entropy, (1, config.downloads), timeout),
             keyring,
             workers,
             gate: ByteGate::new(config.memory_bytes),
@@ -99,23 +99,23 @@ impl Verifier {
     /// Returns the payload of an object that has a single box (all classes but packs).
     ///
     /// # Errors
-    /// - [`DepotError::Missing`], [`DepotError::Damaged`] or [`DepotError::Unreadable`] names the
+    /// - [`ContentError::Missing`], [`ContentError::Damaged`] or [`ContentError::Unreadable`] names the
     ///   object.
-    /// - [`DepotError::Store`] or [`DepotError::Stalled`] says nothing about the object.
-    pub async fn object(&self, class: Class, key: &str) -> Result<Vec<u8>, DepotError> {
+    /// - [`ContentError::Store`] or [`ContentError::Stalled`] says nothing about the object.
+    pub async fn object(&self, class: Class, key: &str) -> Result<Vec<u8>, ContentError> {
         let object = self.link.get(key).await?;
         self.keyring
             .open_object(class, key, &object)
-            .map_err(|error| DepotError::unopened(key, error))
+            .map_err(|error| ContentError::unopened(key, error))
     }
 
     /// Returns the packs of an index object, and checks it against the numbers that the root
     /// states.
     ///
     /// # Errors
-    /// As [`Verifier::index_of`], and [`DepotError::Damaged`] if the numbers of packs, blobs or
+    /// As [`Verifier::index_of`], and [`ContentError::Damaged`] if the numbers of packs, blobs or
     /// bytes differ from those of the root.
-    pub async fn index(&self, reference: IndexRef) -> Result<Vec<PackContents>, DepotError> {
+    pub async fn index(&self, reference: IndexRef) -> Result<Vec<PackContents>, ContentError> {
         let packs = self.index_of(reference.name).await?;
         let blobs = packs.iter().map(PackContents::blob_count);
         let agrees = packs.len() == reference.packs as usize
@@ -125,7 +125,7 @@ impl Verifier {
             true => Ok(packs),
             false => {
                 let key = reference.name.key(Class::Index);
-                Err(DepotError::damaged(key, "it is not what the root says"))
+                Err(ContentError::damaged(key, "it is not what the root says"))
             }
         }
     }
@@ -133,8 +133,8 @@ impl Verifier {
     /// Returns the packs of an index object without a reference in a root.
     ///
     /// # Errors
-    /// As [`Verifier::object`], and [`DepotError::Internal`] if a worker's job panics.
-    pub async fn index_of(&self, name: PackName) -> Result<Vec<PackContents>, DepotError> {
+    /// As [`Verifier::object`], and [`ContentError::Internal`] if a worker's job panics.
+    pub async fn index_of(&self, name: PackName) -> Result<Vec<PackContents>, ContentError> {
         let key = name.key(Class::Index);
         let object = self.link.get(&key).await?;
         let room = object.len() as u64 * INDEX_FACTOR;
@@ -143,9 +143,9 @@ impl Verifier {
         let job = self.workers.run(move |scratch| {
             let payload = keyring
                 .open_object(Class::Index, &key, &object)
-                .map_err(|error| DepotError::unopened(&key, error))?;
+                .map_err(|error| ContentError::unopened(&key, error))?;
             let records = index::decode(&payload, scratch.frame_decoder.decoder())
-                .map_err(|error| DepotError::damaged(&key, error))?;
+                .map_err(|error| ContentError::damaged(&key, error))?;
             Ok(records.into_iter().map(PackContents).collect())
         });
         job.await?
@@ -161,9 +161,9 @@ impl Verifier {
         name: PackName,
         class: Class,
         bytes: u64,
-    ) -> Result<PackContents, DepotError> {
+    ) -> Result<PackContents, ContentError> {
         let key = name.key(class);
-        let damaged = |what: &dyn ToString| DepotError::damaged(&key, what.to_string());
+        let damaged = |what: &dyn ToString| ContentError::damaged(&key, what.to_string());
         if bytes < (HEADER_LEN + TRAILER_LEN) as u64 {
             return Err(damaged(&"the pack is cut short"));
         }
@@ -183,15 +183,15 @@ impl Verifier {
             let header = head
                 .first_chunk::<HEADER_LEN>()
                 .copied()
-                .ok_or_else(|| DepotError::damaged(&key, "the pack is cut short"))?;
+                .ok_or_else(|| ContentError::damaged(&key, "the pack is cut short"))?;
             let opener = keyring
                 .object_opener(class, &key, &header)
-                .map_err(|error| DepotError::unopened(&key, error))?;
+                .map_err(|error| ContentError::unopened(&key, error))?;
             let end = tail.len() - TRAILER_LEN;
             let sealed = &tail[end - trailer.footer_length as usize..end];
             let decoder = scratch.frame_decoder.decoder();
             let footer = Footer::open(&opener, &trailer, sealed, bytes, decoder)
-                .map_err(|error| DepotError::damaged(&key, format!("its footer: {error}")))?;
+                .map_err(|error| ContentError::damaged(&key, format!("its footer: {error}")))?;
             Ok(PackContents(index::PackRecord {
                 name,
                 class,

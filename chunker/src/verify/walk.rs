@@ -10,10 +10,10 @@ use bkfs_store::{StoreError, StoreErrorKind, WHOLE_OBJECT_BYTES_MAX};
 use bytes::Bytes;
 
 use super::{PackContents, Verifier};
-use crate::error::DepotError;
+use crate::crypto::{HEADER_LEN, Keyring, ObjectOpener};
+use crate::error::ContentError;
 use crate::id::{Id, Kind};
 use crate::pack::{BlobEntry, Footer, FrameEntry, TRAILER_LEN, Trailer};
-use crate::seal::{HEADER_LEN, Keyring, ObjectOpener};
 use crate::workers::Scratch;
 
 /// The description of a pack that does not exist.
@@ -104,24 +104,24 @@ impl Verifier {
     /// Passes the blobs that verify to `visit`, in order.
     ///
     /// # Errors
-    /// Only if the store cannot be read ([`DepotError::Store`], [`DepotError::Stalled`]) or a
-    /// worker's job panics ([`DepotError::Internal`]). Damage is part of the result.
+    /// Only if the store cannot be read ([`ContentError::Store`], [`ContentError::Stalled`]) or a
+    /// worker's job panics ([`ContentError::Internal`]). Damage is part of the result.
     pub async fn walk(
         &self,
         pack: &PackContents,
         visit: &mut (dyn FnMut(Found) + Send),
-    ) -> Result<WalkedPack, DepotError> {
+    ) -> Result<WalkedPack, ContentError> {
         let key = pack.key();
         let _room = self.gate.reserve(pack.bytes() + JOB_BYTES).await;
         let mut walked = WalkedPack::default();
         let object = match self.link.get(&key).await {
             Ok(object) => object,
-            Err(DepotError::Missing { .. }) => {
+            Err(ContentError::Missing { .. }) => {
                 walked.missing = true;
                 walked.note(None, MISSING);
                 return Ok(walked);
             }
-            Err(DepotError::Store(error)) => {
+            Err(ContentError::Store(error)) => {
                 // No object that is read whole is so large. The object was changed, and the store
                 // is not at fault.
                 let damage = match self.link.store.head(&key).await {
@@ -137,7 +137,7 @@ impl Verifier {
                         PackDamage::unread(&error)
                     }
                     Err(head) => return Err(head.into()),
-                    Ok(_) => return Err(DepotError::Store(error)),
+                    Ok(_) => return Err(ContentError::Store(error)),
                 };
                 walked.damage.push(damage);
                 return Ok(walked);
@@ -162,7 +162,7 @@ impl Verifier {
     ///
     /// # Errors
     /// As [`Verifier::walk`].
-    pub async fn ends(&self, pack: &PackContents) -> Result<Vec<PackDamage>, DepotError> {
+    pub async fn ends(&self, pack: &PackContents) -> Result<Vec<PackDamage>, ContentError> {
         let record = &pack.0;
         let damage = |what: String| vec![PackDamage::new(None, what)];
         match self
@@ -171,10 +171,10 @@ impl Verifier {
         {
             Ok(found) if found == *pack => Ok(Vec::new()),
             Ok(_) => Ok(damage("its footer is not what the index has".to_owned())),
-            Err(DepotError::Missing { .. }) => Ok(damage(MISSING.to_owned())),
-            Err(DepotError::Damaged { what, .. }) => Ok(damage(what)),
-            Err(DepotError::Unreadable { source, .. }) => Ok(damage(source.to_string())),
-            Err(DepotError::Store(error)) if error.is_of_one_object() => {
+            Err(ContentError::Missing { .. }) => Ok(damage(MISSING.to_owned())),
+            Err(ContentError::Damaged { what, .. }) => Ok(damage(what)),
+            Err(ContentError::Unreadable { source, .. }) => Ok(damage(source.to_string())),
+            Err(ContentError::Store(error)) if error.is_of_one_object() => {
                 Ok(vec![PackDamage::unread(&error)])
             }
             Err(error) => Err(error),
@@ -187,7 +187,7 @@ impl Verifier {
         pack: &PackContents,
         object: &Bytes,
         walked: &mut WalkedPack,
-    ) -> Result<(), DepotError> {
+    ) -> Result<(), ContentError> {
         let record = pack.0.clone();
         let (keyring, object) = (self.keyring.clone(), object.clone());
         let job = self.workers.run(move |scratch| {
@@ -218,7 +218,7 @@ impl Verifier {
         object: &Bytes,
         visit: &mut (dyn FnMut(Found) + Send),
         walked: &mut WalkedPack,
-    ) -> Result<(), DepotError> {
+    ) -> Result<(), ContentError> {
         let record = &pack.0;
         let key = pack.key();
         let opener = match self
@@ -264,7 +264,7 @@ impl Verifier {
         opener: &Arc<ObjectOpener>,
         object: &Bytes,
         batch: Vec<(Expected, Range<usize>)>,
-    ) -> Result<Vec<Opened>, DepotError> {
+    ) -> Result<Vec<Opened>, ContentError> {
         let (opener, object) = (Arc::clone(opener), object.clone());
         let keyring = self.keyring.clone();
         let job = self.workers.run(move |scratch| {

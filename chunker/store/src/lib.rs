@@ -3,7 +3,7 @@
 //! Owns the trait [`Store`] and its backends: a local directory, memory, and the remote services.
 //! The remote services use the crate `object_store`, which no other crate may import. Owns also the
 //! parsing of repository URLs, the test of a store's conditional writes, the terms of locks
-//! ([`lock`]), the limits on requests and rates ([`pace`]), the local disk below a spool ([`disk`]),
+//! ([`lock`]), the limits on requests and rates ([`rate_limit`]), the local disk below a spool ([`disk`]),
 //! writes that bypass the page cache ([`direct`]) and the source of randomness ([`entropy`]).
 //!
 //! Does not own what objects hold, how they are named, when they are written or deleted, and what
@@ -33,8 +33,8 @@ mod locking;
 mod memory;
 mod open;
 mod options;
-pub mod pace;
 mod probe;
+pub mod rate_limit;
 mod remote;
 mod signs;
 mod url;

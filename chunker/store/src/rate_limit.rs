@@ -29,13 +29,13 @@ pub struct Rates {
 /// halved. After each full round of successes it grows by one (additive increase, multiplicative
 /// decrease, as in TCP).
 #[derive(Debug)]
-pub struct Turns {
+pub struct ConcurrencyLimit {
     semaphore: Semaphore,
-    state: Mutex<State>,
+    state: Mutex<MeterState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct MeterState {
     most: usize,
     limit: usize,
     /// The number of permits to withdraw when running requests end.
@@ -47,17 +47,17 @@ struct State {
 /// A permit for one request. Dropping it lets the next request begin.
 #[derive(Debug)]
 pub struct Turn<'a> {
-    turns: &'a Turns,
+    turns: &'a ConcurrencyLimit,
     permit: Option<SemaphorePermit<'a>>,
 }
 
-impl Turns {
+impl ConcurrencyLimit {
     /// Returns a limit of `most` concurrent requests, at least one.
     pub fn new(most: usize) -> Self {
         let most = most.max(1);
         Self {
             semaphore: Semaphore::new(most),
-            state: Mutex::new(State {
+            state: Mutex::new(MeterState {
                 most,
                 limit: most,
                 owed: 0,
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     /// Returns the number of permits that are available without waiting.
-    async fn given(turns: &Turns) -> usize {
+    async fn given(turns: &ConcurrencyLimit) -> usize {
         let mut held = Vec::new();
         while let Ok(turn) = tokio::time::timeout(Duration::from_millis(1), turns.take()).await {
             held.push(turn);
@@ -201,7 +201,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_store_that_asks_for_patience_is_asked_less_at_once() {
-        let turns = Turns::new(8);
+        let turns = ConcurrencyLimit::new(8);
         assert_eq!(given(&turns).await, 8);
         // A group of refusals counts once.
         for _ in 0..8 {
@@ -226,7 +226,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn turns_that_run_are_taken_back_as_they_end() {
-        let turns = Turns::new(4);
+        let turns = ConcurrencyLimit::new(4);
         let mut running = Vec::new();
         for _ in 0..4 {
             running.push(turns.take().await);

@@ -32,13 +32,13 @@ pub struct Signs(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<SignState>,
     stirred: Notify,
     is_told: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SignState {
     /// The number of requests that were begun so far.
     begun: u64,
     /// Requests that wait for an answer, oldest first.
@@ -178,7 +178,7 @@ impl Signs {
     }
 }
 
-impl State {
+impl SignState {
     fn note(&mut self, error: &StoreError, since: Instant, now: Instant) {
         let sort = Sort::of(error.operation(), error.key());
         let trouble = self.troubles.entry(sort).or_insert_with(|| Trouble {

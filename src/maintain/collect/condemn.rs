@@ -9,13 +9,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use async_trait::async_trait;
-use bkfs_chunker::catalog::Place;
+use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::crypto::Class;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
 
 use super::mark::{Marker, is_own};
-use super::plan::Plan;
+use super::plan::CollectionPlan;
 use crate::maintain::sealing::{IngestLists, Sealing};
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::forget::rewrite;
@@ -56,7 +56,7 @@ pub async fn condemn(
     session: SessionId,
     ingest: &Ingest,
     marker: &mut Marker,
-    plan: &Plan,
+    plan: &CollectionPlan,
     epoch: u64,
 ) -> Result<Done, RootError> {
     let gave_way = || Done {
@@ -116,7 +116,7 @@ struct Candidates {
 }
 
 impl Candidates {
-    fn of(plan: &Plan, marker: &Marker) -> Self {
+    fn of(plan: &CollectionPlan, marker: &Marker) -> Self {
         let reached = |name: &PackName| marker.marks.pack(name).map_or(0, |pack| pack.reached);
         let listed = plan.dead.union(&plan.rewritten);
         Self {
@@ -140,9 +140,9 @@ async fn store_again(
     handle: &RootHandle,
     ingest: &Ingest,
     marker: &mut Marker,
-    plan: &Plan,
+    plan: &CollectionPlan,
     candidates: &mut Candidates,
-    heeded: &mut HashSet<Place>,
+    heeded: &mut HashSet<PackLocation>,
 ) -> Result<(), RootError> {
     // Blobs that are stored again are not matched with packs that go. Writers merge index objects,
     // and the merged ones are deleted once no root names them. The epoch does not tell of that, so
@@ -151,11 +151,11 @@ async fn store_again(
         .while_it_stands(async |view| {
             // Nor are they matched with places that are known to be damaged.
             *heeded = marker.lists.quarantine(&view.root).await?;
-            ingest.depot().set_quarantine(heeded.clone());
+            ingest.content_store().set_quarantine(heeded.clone());
             let mut leaving = marker.lists.condemned(&view.root).await?;
             leaving.extend(candidates.names());
             let index = &view.root.index;
-            Ok(ingest.depot().load_index(index, &leaving).await?)
+            Ok(ingest.content_store().load_index(index, &leaving).await?)
         })
         .await?;
     for name in &plan.rewritten {
@@ -204,7 +204,7 @@ struct CondemnCas<'a> {
     epoch: u64,
     candidates: Candidates,
     /// Places in quarantine when blobs were stored again. Nothing was matched with them.
-    heeded: HashSet<Place>,
+    heeded: HashSet<PackLocation>,
     sealing: Sealing<'a>,
     /// The list of condemned packs in the last attempt.
     list: Option<PackName>,

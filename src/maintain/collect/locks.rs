@@ -24,7 +24,7 @@ use jiff::Timestamp;
 
 use super::marks::Marks;
 use crate::locking::is_locked;
-use crate::maintain::layout::{Place, place_of};
+use crate::maintain::layout::{NamedObject, place_of};
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::lists::Lists;
@@ -116,7 +116,7 @@ pub async fn waiting<'a>(
         };
         let until = lock.map(|lock| lock.until).filter(|until| *until > now);
         let name = match place_of(key) {
-            Place::Named(_, name) => Some(name),
+            NamedObject::Named(_, name) => Some(name),
             _ => None,
         };
         Ok::<_, StoreError>(name.zip(until).map(|(name, until)| (name, (bytes, until))))
@@ -206,7 +206,8 @@ pub async fn extend(
         until: Some(lock.until),
         ..Extended::default()
     };
-    let others = others.filter(|key| is_locked(key) && !matches!(place_of(key), Place::Named(..)));
+    let others =
+        others.filter(|key| is_locked(key) && !matches!(place_of(key), NamedObject::Named(..)));
     let others = others.map(|key| (key.clone(), 0)).collect();
     extended.add(extend_all(store, &lock, others, &locks.progress).await?);
     let mut done = HashSet::new();

@@ -9,12 +9,12 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use bkfs_chunker::catalog::{IndexRef, Place};
-use bkfs_chunker::depot::Depot;
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::catalog::{IndexRef, PackLocation};
+use bkfs_chunker::content_store::ContentStore;
+use bkfs_chunker::crypto::Class;
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
 use bkfs_chunker::verify::{Found, PackContents, PackDamage, Verifier};
 use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
@@ -28,7 +28,7 @@ use crate::root::lists::Lists;
 use crate::root::record::CommitRecord;
 use crate::root::shard::ListRef;
 use crate::root::snapshots::TrashEntry;
-use crate::root::state::{Ground, Root, SessionId};
+use crate::root::state::{RecoveryBase, Root, SessionId};
 use crate::volume::rescue::below;
 
 /// Index objects read at the same time.
@@ -90,7 +90,7 @@ pub struct Marker {
     /// Reads packs and index objects, from the bucket and never from a cache.
     pub verifier: Arc<Verifier>,
     /// Looks blobs up in the index of the latest root.
-    pub depot: Depot,
+    pub content_store: ContentStore,
     /// Loads lists.
     pub lists: Lists,
     /// Marks so far.
@@ -108,7 +108,7 @@ pub struct Marker {
     /// In doubt: heads of the root for which rule 3 may not hold.
     unproven: Vec<(Kind, Id)>,
     /// Known damage in the latest root.
-    quarantine: HashSet<Place>,
+    quarantine: HashSet<PackLocation>,
     /// Metadata packs of the index, to be walked.
     metadata: HashMap<PackName, PackContents>,
     known: HashSet<PackName>,
@@ -130,10 +130,15 @@ pub fn is_own(root: &Root, pack: &PackName) -> bool {
 
 impl Marker {
     /// Returns a marker without marks.
-    pub fn new(verifier: Arc<Verifier>, depot: Depot, lists: Lists, expiry: Expiry) -> Self {
+    pub fn new(
+        verifier: Arc<Verifier>,
+        content_store: ContentStore,
+        lists: Lists,
+        expiry: Expiry,
+    ) -> Self {
         Self {
             verifier,
-            depot,
+            content_store,
             lists,
             marks: Marks::default(),
             live: HashSet::new(),
@@ -238,7 +243,9 @@ impl Marker {
     async fn learn(&mut self, root: &Root) -> Result<(), RootError> {
         let condemned = self.condemned(root).await?;
         self.quarantine = self.lists.quarantine(root).await?;
-        self.depot.load_index(&root.index, &condemned).await?;
+        self.content_store
+            .load_index(&root.index, &condemned)
+            .await?;
         let unknown = |index: &&IndexRef| !self.known.contains(&index.name);
         let missing: Vec<IndexRef> = root.index.iter().filter(unknown).copied().collect();
         let verifier = self.verifier.clone();
@@ -298,8 +305,8 @@ impl Marker {
             heads.push((Kind::Commit, entry.commit));
         }
         self.unproven = unproven;
-        for ground in root.grounds() {
-            heads.extend(self.heads_of_ground(ground).await?);
+        for recovery_base in root.recovery_bases() {
+            heads.extend(self.heads_of_ground(recovery_base).await?);
         }
         Ok(heads)
     }
@@ -318,18 +325,21 @@ impl Marker {
     }
 
     /// Returns the commits that a spool may follow, with their trees.
-    async fn heads_of_ground(&self, ground: &Ground) -> Result<Vec<(Kind, Id)>, RootError> {
+    async fn heads_of_ground(
+        &self,
+        recovery_base: &RecoveryBase,
+    ) -> Result<Vec<(Kind, Id)>, RootError> {
         let mut heads = Vec::new();
-        for id in ground.records() {
-            let record = match self.depot.read_blob(Kind::Commit, id).await {
+        for id in recovery_base.records() {
+            let record = match self.content_store.read_blob(Kind::Commit, id).await {
                 Ok(bytes) => CommitRecord::decode(&bytes),
-                Err(error @ (DepotError::Unknown { .. } | DepotError::Damaged { .. })) => {
+                Err(error @ (ContentError::Unknown { .. } | ContentError::Damaged { .. })) => {
                     Err(error.to_string())
                 }
                 Err(error) => return Err(error.into()),
             };
             let record = record.map_err(|why| {
-                let (session, host) = (ground.session, ground.host());
+                let (session, host) = (recovery_base.session, recovery_base.host());
                 let what = format!(
                     "the commit {id}, which a spool on host {host} may follow, cannot be read ({why}): nothing was collected; bkfs session end --give-up {session} gives up what that spool alone holds"
                 );
@@ -358,7 +368,7 @@ impl Marker {
     /// Marks a blob that is only useful, unless all its copies are known to be damaged: the mark
     /// would only keep damaged packs.
     fn want_if_whole(&mut self, id: Id) {
-        let copies = self.depot.slots_of(&id.prefix());
+        let copies = self.content_store.slots_of(&id.prefix());
         let is_good = |(pack, frame, _): &(PackName, u16, u16)| self.is_good(pack, *frame);
         if copies.is_empty() || copies.iter().any(is_good) {
             self.want(id, false);
@@ -366,20 +376,23 @@ impl Marker {
     }
 
     /// Returns the known damage of the latest root.
-    pub fn quarantine(&self) -> &HashSet<Place> {
+    pub fn quarantine(&self) -> &HashSet<PackLocation> {
         &self.quarantine
     }
 
     /// Whether no damage of this frame is known.
     fn is_good(&self, pack: &PackName, frame: u16) -> bool {
-        let quarantined = |frame| self.quarantine.contains(&Place { pack: *pack, frame });
+        let quarantined = |frame| {
+            self.quarantine
+                .contains(&PackLocation { pack: *pack, frame })
+        };
         !quarantined(Some(frame)) && !quarantined(None)
     }
 
     /// Marks the copies of a blob; true if there is one. By rule 3, a blob with `is_needed` has a
     /// copy in a live pack.
     fn want(&mut self, id: Id, is_needed: bool) -> bool {
-        let mut copies = self.depot.slots_of(&id.prefix());
+        let mut copies = self.content_store.slots_of(&id.prefix());
         copies.retain(|(pack, ..)| self.live.contains(pack));
         if let Some(doubt) = &mut self.doubt {
             copies = doubt.weigh(copies, is_needed);

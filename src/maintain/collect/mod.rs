@@ -43,10 +43,10 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bkfs_chunker::crypto::Class;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
 use bkfs_chunker::verify::{Verifier, VerifierConfig};
 use bkfs_store::lock::LockRule;
 use bkfs_store::{PROBE_PREFIX, Store};
@@ -55,12 +55,12 @@ use jiff::{SignedDuration, Timestamp};
 use self::condemn::{Done, condemn};
 use self::locks::{Extended, Locks, Waiting, rule_of, waiting};
 use self::mark::{Expiry, Marker, is_own};
-use self::plan::{Effort, Plan, plan};
+use self::plan::{CollectionPlan, Effort, plan};
 use self::share::{Became, Count, Found, LedgerFile};
 use self::sightings::{Sightings, SightingsFile, Vanished};
 use self::sweep::{Holding, Sweeper, delete, free_epochs, orphans};
 use self::whole::Wholeness;
-use super::layout::{Place, place_of};
+use super::layout::{NamedObject, place_of};
 use crate::repository::Repository;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
@@ -86,7 +86,7 @@ pub struct Options {
 /// Plan of a collection, and its view of the repository.
 pub struct Prospect {
     /// The plan for packs.
-    pub plan: Plan,
+    pub plan: CollectionPlan,
     /// Forgotten snapshots that expire.
     pub expired: u64,
     /// Forgotten snapshots older than the window by their own date, which this machine has known as
@@ -169,7 +169,7 @@ fn packs(bucket: &BTreeMap<String, u64>) -> impl Iterator<Item = (PackName, u64)
     bucket
         .iter()
         .filter_map(|(key, bytes)| match place_of(key) {
-            Place::Named(Class::DataPack | Class::MetadataPack, name) => Some((name, *bytes)),
+            NamedObject::Named(Class::DataPack | Class::MetadataPack, name) => Some((name, *bytes)),
             _ => None,
         })
 }
@@ -226,7 +226,7 @@ pub async fn prospect(
     let all_packs: u64 = root.condemned.iter().map(packs_of).sum();
     let orphans = orphans(root, &bucket);
     let pages = bucket.len().div_ceil(listing::PAGE_KEYS) as u64;
-    let requests = requests(&plan, expired, repository.depot.config().pack_bytes);
+    let requests = requests(&plan, expired, repository.content_store.config().pack_bytes);
     Ok(Prospect {
         requests_made: pages + 1 + root.index.len() as u64 + marker.packs_read + asked,
         requests: requests + 2 * free_packs + orphans.len() as u64 + extensions,
@@ -251,7 +251,7 @@ pub async fn prospect(
 
 /// Estimates the requests of a plan that lets this many snapshots expire, with packs of this many
 /// bytes.
-fn requests(plan: &Plan, expired: u64, pack_bytes: u64) -> u64 {
+fn requests(plan: &CollectionPlan, expired: u64, pack_bytes: u64) -> u64 {
     if plan.is_empty() && expired == 0 {
         return 0;
     }
@@ -263,13 +263,13 @@ fn requests(plan: &Plan, expired: u64, pack_bytes: u64) -> u64 {
 /// Returns the share of the needed objects that is gone, by this machine's memory.
 async fn count(
     marker: &Marker,
-    plan: &Plan,
+    plan: &CollectionPlan,
     (root, condemned): (&Root, &HashSet<PackName>),
     bucket: &BTreeMap<String, u64>,
     options: &Options,
 ) -> Count {
     let (before, now) = (marker.expiry.before, marker.expiry.now);
-    let repository = marker.depot.keyring().repository();
+    let repository = marker.content_store.keyring().repository();
     let file = LedgerFile::new(options.state_dir.as_deref(), repository);
     let there: BTreeMap<PackName, u64> = packs(bucket).collect();
     let needed = marker.marks.packs();
@@ -310,8 +310,13 @@ fn marker(repository: &Repository, before: Timestamp, now: Timestamp) -> Result<
         now,
         seen: Sightings::default(),
     };
-    let (depot, lists) = (repository.depot.clone(), repository.lists.clone());
-    Ok(Marker::new(verifier(repository)?, depot, lists, expiry))
+    let (content_store, lists) = (repository.content_store.clone(), repository.lists.clone());
+    Ok(Marker::new(
+        verifier(repository)?,
+        content_store,
+        lists,
+        expiry,
+    ))
 }
 
 /// Records the snapshots in the lists of `root`, and those that have vanished. Whole ones of these
@@ -321,7 +326,7 @@ async fn look_for_vanished(
     memory: &SightingsFile,
     marker: &mut Marker,
 ) -> Result<Vec<Vanished>, RootError> {
-    let (lists, depot) = (&marker.lists, &marker.depot);
+    let (lists, content_store) = (&marker.lists, &marker.content_store);
     let kept = marker.readable(&root.snapshots);
     let kept = lists.snapshot_shards(&kept).await?;
     let kept = kept.iter().flat_map(|shard| shard.iter().cloned());
@@ -335,9 +340,9 @@ async fn look_for_vanished(
     if !vanished.is_empty() {
         let mut leaving = marker.condemned(root).await?;
         leaving.extend(marker.doubt.iter().flat_map(|doubt| &doubt.gone));
-        depot.load_index(&root.index, &leaving).await?;
+        content_store.load_index(&root.index, &leaving).await?;
     }
-    let mut wholeness = Wholeness::new(depot, |places| !places.is_empty());
+    let mut wholeness = Wholeness::new(content_store, |places| !places.is_empty());
     for gone in vanished {
         let is_whole = match gone.tree {
             Some(tree) => wholeness.of(tree).await?,
@@ -383,17 +388,20 @@ async fn look_at_locks(
 /// # Errors
 /// No threads can be started.
 pub fn verifier(repository: &Repository) -> Result<Arc<Verifier>, RootError> {
-    let depot = &repository.depot;
+    let content_store = &repository.content_store;
     let config = VerifierConfig {
-        workers: depot.config().workers,
-        timeout_ms: depot.config().timeout_ms,
+        workers: content_store.config().workers,
+        timeout_ms: content_store.config().timeout_ms,
         ..VerifierConfig::default()
     };
-    let (store, keyring) = (depot.store().clone(), depot.keyring().clone());
+    let (store, keyring) = (
+        content_store.store().clone(),
+        content_store.keyring().clone(),
+    );
     Ok(Arc::new(Verifier::new(
         store,
         keyring,
-        depot.entropy().clone(),
+        content_store.entropy().clone(),
         &config,
     )?))
 }
@@ -414,7 +422,7 @@ pub async fn collect(repository: &Repository, prospect: Prospect) -> Result<Coll
     let machine = &repository.machine;
     let holder = machine.holder("bkfs gc");
     let session = OpenSession::open(&repository.handle, holder, None, &*machine.processes).await?;
-    let ingest = Ingest::new(repository.depot.clone(), session.id().0);
+    let ingest = Ingest::new(repository.content_store.clone(), session.id().0);
     let collected = work(repository, &session, &ingest, prospect).await;
     if let Err(error) = session.end().await {
         tracing::warn!("the collector's session stays in the root: {error}");
@@ -522,7 +530,7 @@ async fn still_waiting(
 }
 
 fn is_among(waiting: &Waiting, key: &str) -> bool {
-    matches!(place_of(key), Place::Named(_, name) if waiting.contains_key(&name))
+    matches!(place_of(key), NamedObject::Named(_, name) if waiting.contains_key(&name))
 }
 
 /// Returns the keys under which the packs of these epochs may lie.

@@ -4,14 +4,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bkfs_chunker::crypto::Class;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
 
 use super::marks::Marks;
 
 /// The packs that a collection removes from the live set.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Plan {
+pub struct CollectionPlan {
     /// Packs of which nothing is needed: they are condemned.
     pub dead: BTreeSet<PackName>,
     /// Packs of which a part is needed: that part is stored again, and they are condemned.
@@ -29,7 +29,7 @@ pub struct Plan {
     pub live_bytes: u64,
 }
 
-impl Plan {
+impl CollectionPlan {
     /// Returns true if no pack is condemned.
     pub fn is_empty(&self) -> bool {
         self.dead.is_empty() && self.rewritten.is_empty() && self.unlisted.is_empty()
@@ -69,11 +69,11 @@ pub fn plan(
     is_protected: impl Fn(&PackName) -> bool,
     unlisted: BTreeMap<PackName, u64>,
     effort: Effort,
-) -> Plan {
-    let mut plan = Plan {
+) -> CollectionPlan {
+    let mut plan = CollectionPlan {
         condemned_bytes: unlisted.values().sum(),
         unlisted,
-        ..Plan::default()
+        ..CollectionPlan::default()
     };
     let mut sparse = Vec::new();
     for (name, pack) in marks.packs() {
@@ -119,7 +119,7 @@ pub fn plan(
     plan
 }
 
-fn rewrite(plan: &mut Plan, name: PackName, pack: &super::marks::PackMarks) {
+fn rewrite(plan: &mut CollectionPlan, name: PackName, pack: &super::marks::PackMarks) {
     plan.rewritten.insert(name);
     plan.condemned_bytes += pack.bytes;
     plan.read_bytes += pack.bytes;

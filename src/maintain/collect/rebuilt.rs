@@ -7,8 +7,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use bkfs_chunker::catalog::Place;
-use bkfs_chunker::depot::Depot;
+use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::Ingest;
 
@@ -68,7 +68,7 @@ pub(super) async fn whole(
     root: &Root,
     others: &[Head],
 ) -> Result<HashSet<Id>, RootError> {
-    let (lists, depot) = (&marker.lists, &marker.depot);
+    let (lists, content_store) = (&marker.lists, &marker.content_store);
     let refs = marker.readable(&root.snapshots);
     let kept = lists.snapshot_shards(&refs).await?;
     let refs = marker.readable(&root.trash);
@@ -79,15 +79,15 @@ pub(super) async fn whole(
     let trash = trash.iter().flat_map(|shard| shard.iter());
     let trash = trash.map(|entry| &entry.snapshot);
     heads.extend(trash.filter(|entry| entry.rebuilt).map(Head::of));
-    let is_there = |places: &[Place]| {
-        let is_gone = |place: &Place| {
+    let is_there = |places: &[PackLocation]| {
+        let is_gone = |place: &PackLocation| {
             let doubt = marker.doubt.as_ref();
             doubt.is_some_and(|doubt| doubt.gone.contains(&place.pack))
         };
-        let is_live = |place: &Place| marker.live.contains(&place.pack);
+        let is_live = |place: &PackLocation| marker.live.contains(&place.pack);
         places.iter().any(|place| is_live(place) && !is_gone(place))
     };
-    whole_of(depot, &heads, is_there).await
+    whole_of(content_store, &heads, is_there).await
 }
 
 /// Returns the commits of those of `heads` of which `is_there` returns true for the places of
@@ -96,18 +96,18 @@ pub(super) async fn whole(
 /// # Errors
 /// The store cannot be read.
 pub(in crate::maintain) async fn whole_of(
-    depot: &Depot,
+    content_store: &ContentStore,
     heads: &[Head],
-    is_there: impl Fn(&[Place]) -> bool,
+    is_there: impl Fn(&[PackLocation]) -> bool,
 ) -> Result<HashSet<Id>, RootError> {
-    let mut trees = Wholeness::new(depot, &is_there);
+    let mut trees = Wholeness::new(content_store, &is_there);
     let mut whole = HashSet::new();
     for head in heads {
         let has_tree = match head.tree {
             Some(tree) => trees.of(tree).await?,
             None => true,
         };
-        if has_tree && is_there(&depot.places(&head.commit)) {
+        if has_tree && is_there(&content_store.places(&head.commit)) {
             whole.insert(head.commit);
         }
     }

@@ -22,12 +22,12 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bkfs_chunker::catalog::Place;
-use bkfs_chunker::depot::Depot;
+use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::content_store::ContentStore;
+use bkfs_chunker::crypto::Class;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
 use bkfs_chunker::verify::{Found, Verifier};
 use futures::StreamExt;
 use jiff::Timestamp;
@@ -67,7 +67,7 @@ pub struct Renewal<'a> {
     /// Reads index objects and packs.
     pub verifier: Arc<Verifier>,
     /// Finds blobs, and stores again what is needed. Nothing else uses it.
-    pub depot: Depot,
+    pub content_store: ContentStore,
     /// In whose name.
     pub holder: HolderInfo,
     /// What this machine has seen of snapshots: those that have vanished are needed too.
@@ -136,7 +136,7 @@ impl Renewal<'_> {
     async fn work(&self, lost: &[Condemned], gone: &HashSet<PackName>) -> Result<Round, RootError> {
         let holder = self.holder.clone();
         let session = OpenSession::open(self.handle, holder, None, &SystemProcesses).await?;
-        let ingest = Ingest::new(self.depot.clone(), session.id().0);
+        let ingest = Ingest::new(self.content_store.clone(), session.id().0);
         let round = self.round(&ingest, session.id(), lost, gone).await;
         if let Err(left) = session.end().await {
             tracing::warn!(error = %left, "the session of the repair stays in the root");
@@ -223,9 +223,9 @@ impl Renewal<'_> {
             now: self.now,
             seen: Sightings::default(),
         };
-        let (verifier, depot) = (self.verifier.clone(), self.depot.clone());
+        let (verifier, content_store) = (self.verifier.clone(), self.content_store.clone());
         let gone = doubt.gone.clone();
-        let mut marker = Marker::new(verifier, depot, self.lists.clone(), expiry);
+        let mut marker = Marker::new(verifier, content_store, self.lists.clone(), expiry);
         marker.doubt = Some(doubt);
         for lost in look_for_vanished(root, &self.memory, &mut marker).await? {
             let (volume, name) = (&lost.volume, &lost.name);
@@ -292,13 +292,13 @@ impl Renewal<'_> {
         going: &Going,
         gone: &HashSet<PackName>,
     ) -> Result<HashSet<PackName>, RootError> {
-        let depot = ingest.depot();
-        depot.set_quarantine(marker.quarantine().clone());
+        let content_store = ingest.content_store();
+        content_store.set_quarantine(marker.quarantine().clone());
         let mut leaving = marker.condemned(root).await?;
         leaving.extend(going.keys());
         // A copy that cannot be read is none.
         leaving.extend(gone);
-        depot.load_index(&root.index, &leaving).await?;
+        content_store.load_index(&root.index, &leaving).await?;
         let mut unreadable = HashSet::new();
         for (name, needed) in going.iter().filter(|(_, needed)| **needed > 0) {
             let (Some(marks), firm) = (marker.marks.pack(name), marker.firm().pack(name)) else {
@@ -383,7 +383,7 @@ struct RenewCas<'a> {
     /// Commits of snapshots that bear no mark from then on.
     whole: HashSet<Id>,
     /// Places that nothing stored again was matched with.
-    heeded: HashSet<Place>,
+    heeded: HashSet<PackLocation>,
     sealing: Sealing<'a>,
     /// The list of the attempt that was sent last.
     list: Option<PackName>,

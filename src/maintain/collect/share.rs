@@ -13,8 +13,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use bkfs_chunker::crypto::RepositoryId;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::RepositoryId;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +41,7 @@ struct Gone {
 
 /// The memory of collections on this machine.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-pub struct Ledger {
+pub struct PendingIndex {
     /// Needed bytes of each pack as of the last collection, by the pack's name. None before the
     /// first.
     needed: Option<BTreeMap<String, u64>>,
@@ -108,7 +108,7 @@ pub struct Found {
     pub leaving_bytes: u64,
 }
 
-impl Ledger {
+impl PendingIndex {
     /// Returns the share. `became` tells the state of each pack that was needed. What earlier
     /// collections found counts if it is newer than `before`.
     pub fn judge(
@@ -202,20 +202,20 @@ impl LedgerFile {
     }
 
     /// Returns the ledger. One that cannot be read counts as empty, and the log has a warning.
-    pub async fn recall(&self) -> Ledger {
+    pub async fn recall(&self) -> PendingIndex {
         let Some(directory) = self.directory.clone() else {
-            return Ledger::default();
+            return PendingIndex::default();
         };
-        let ledger = blocking(move || read(&directory, FILE)).await;
-        ledger.unwrap_or_else(|error| {
+        let pending_index = blocking(move || read(&directory, FILE)).await;
+        pending_index.unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot recall what was needed at the last collection");
-            Ledger::default()
+            PendingIndex::default()
         })
     }
 
     /// Changes the ledger. If that fails, the log has a warning. Cancel safety: dropped, it leaves
     /// the file changed or not.
-    pub async fn change(&self, settle: impl FnOnce(&mut Ledger) + Send + 'static) {
+    pub async fn change(&self, settle: impl FnOnce(&mut PendingIndex) + Send + 'static) {
         let Some(directory) = self.directory.clone() else {
             return;
         };
@@ -259,8 +259,9 @@ impl Count {
             times,
             file,
         } = self;
-        let settle =
-            move |ledger: &mut Ledger| ledger.settle(&found, &moved, &share, times, is_accepted);
+        let settle = move |pending_index: &mut PendingIndex| {
+            pending_index.settle(&found, &moved, &share, times, is_accepted)
+        };
         file.change(settle).await;
     }
 }
@@ -294,7 +295,7 @@ mod tests {
     /// Runs one collection a day. Each day stores one pack; `needs` returns true if today needs the
     /// pack.
     fn shares(window: u32, days: u32, needs: impl Fn(u32, u32) -> bool) -> Vec<Share> {
-        let mut ledger = Ledger::default();
+        let mut pending_index = PendingIndex::default();
         let mut shares = Vec::new();
         for today in 1..=days {
             let now = found((1..=today).filter(|pack| needs(today, *pack)));
@@ -303,8 +304,8 @@ mod tests {
                 None => Became::Going,
             };
             let before = day(today.saturating_sub(window));
-            let share = ledger.judge(&now, became, before);
-            ledger.settle(&now, &BTreeSet::new(), &share, (day(today), before), false);
+            let share = pending_index.judge(&now, became, before);
+            pending_index.settle(&now, &BTreeSet::new(), &share, (day(today), before), false);
             shares.push(share);
         }
         shares
@@ -341,34 +342,34 @@ mod tests {
 
     #[test]
     fn what_was_accepted_counts_no_more() {
-        let mut ledger = Ledger::default();
+        let mut pending_index = PendingIndex::default();
         let all = found(1..=10);
         let before = day(0);
         let nothing = BTreeSet::new();
-        ledger.settle(&all, &nothing, &Share::default(), (day(1), before), false);
+        pending_index.settle(&all, &nothing, &Share::default(), (day(1), before), false);
         let rest = found(1..=3);
         let became = |pack: &PackName| match rest.needed.contains_key(pack) {
             true => Became::Live(UNIT),
             false => Became::Going,
         };
-        let share = ledger.judge(&rest, became, before);
+        let share = pending_index.judge(&rest, became, before);
         assert!(share.is_too_much(), "{share:?}");
         assert_eq!((share.percent(), share.bytes), (70, 7 * UNIT));
-        ledger.settle(&rest, &nothing, &share, (day(1), before), true);
-        let share = ledger.judge(&rest, |_| Became::Live(UNIT), before);
+        pending_index.settle(&rest, &nothing, &share, (day(1), before), true);
+        let share = pending_index.judge(&rest, |_| Became::Live(UNIT), before);
         assert_eq!((share.gone_bytes(), share.is_too_much()), (0, false));
     }
 
     #[test]
     fn packs_that_another_hand_took_out_of_the_index_are_gone() {
-        let mut ledger = Ledger::default();
+        let mut pending_index = PendingIndex::default();
         let all = found(1..=10);
         let (before, nothing) = (day(0), BTreeSet::new());
-        ledger.settle(&all, &nothing, &Share::default(), (day(1), before), false);
+        pending_index.settle(&all, &nothing, &Share::default(), (day(1), before), false);
         let empty = found(0..0);
-        let share = ledger.judge(&empty, |_| Became::Going, before);
+        let share = pending_index.judge(&empty, |_| Became::Going, before);
         assert!(share.is_too_much(), "an emptied root: {share:?}");
-        let share = ledger.judge(&empty, |_| Became::Deleted, before);
+        let share = pending_index.judge(&empty, |_| Became::Deleted, before);
         assert!(
             !share.is_too_much(),
             "nothing is left to be refused: {share:?}"
@@ -377,11 +378,11 @@ mod tests {
 
     #[test]
     fn what_is_moved_is_not_gone() {
-        let mut ledger = Ledger::default();
+        let mut pending_index = PendingIndex::default();
         let all = found(1..=10);
         let (before, moved) = (day(0), (1..=9).map(name).collect());
-        ledger.settle(&all, &moved, &Share::default(), (day(1), before), false);
-        let share = ledger.judge(&found(10..=20), |_| Became::Live(UNIT), before);
+        pending_index.settle(&all, &moved, &Share::default(), (day(1), before), false);
+        let share = pending_index.judge(&found(10..=20), |_| Became::Live(UNIT), before);
         assert_eq!(share.gone_bytes(), 0);
     }
 
@@ -391,7 +392,7 @@ mod tests {
             leaving_bytes: 5 * UNIT,
             ..found(1..=4)
         };
-        let share = Ledger::default().judge(&found, |_| Became::Deleted, day(0));
+        let share = PendingIndex::default().judge(&found, |_| Became::Deleted, day(0));
         assert!(share.is_first && share.is_too_much(), "{share:?}");
     }
 

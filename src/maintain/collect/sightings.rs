@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use bkfs_chunker::crypto::RepositoryId;
 use bkfs_chunker::id::Id;
-use bkfs_chunker::seal::RepositoryId;
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

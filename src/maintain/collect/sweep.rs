@@ -8,15 +8,15 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use async_trait::async_trait;
+use bkfs_chunker::crypto::Class;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
 use bkfs_chunker::verify::{PackContents, Verifier};
 use bkfs_store::Store;
 use futures::{StreamExt, TryStreamExt};
 
 use super::mark::is_own;
-use crate::maintain::layout::{Place, place_of};
+use crate::maintain::layout::{NamedObject, place_of};
 use crate::maintain::orphans::list_refs;
 use crate::maintain::sealing::IngestLists;
 use crate::root::error::RootError;
@@ -24,7 +24,7 @@ use crate::root::handle::{RootHandle, Transition};
 use crate::root::heartbeat::published_base;
 use crate::root::lists::{Lists, put_shard};
 use crate::root::snapshots::PackEntry;
-use crate::root::state::{Condemned, Ground, HolderInfo, Root, SessionId};
+use crate::root::state::{Condemned, HolderInfo, RecoveryBase, Root, SessionId};
 use crate::root::transition::IndexChange;
 
 /// Deletions that run at the same time.
@@ -54,14 +54,14 @@ pub struct Holding {
 }
 
 impl Holding {
-    fn of_ground(ground: &Ground) -> Self {
+    fn of_ground(recovery_base: &RecoveryBase) -> Self {
         Self {
-            session: ground.session,
+            session: recovery_base.session,
             holder: HolderInfo {
-                host: ground.host().to_owned(),
+                host: recovery_base.host().to_owned(),
                 ..HolderInfo::default()
             },
-            base: Some(ground.base()),
+            base: Some(recovery_base.base()),
             has_ended: true,
         }
     }
@@ -99,11 +99,11 @@ pub async fn free_epochs(
         }
         least = least.min(base.unwrap_or(0));
     }
-    for ground in root.grounds() {
-        if ground.base() < newest {
-            holding.push(Holding::of_ground(ground));
+    for recovery_base in root.recovery_bases() {
+        if recovery_base.base() < newest {
+            holding.push(Holding::of_ground(recovery_base));
         }
-        least = least.min(ground.base());
+        least = least.min(recovery_base.base());
     }
     let free = root
         .condemned
@@ -119,9 +119,11 @@ pub fn orphans(root: &Root, bucket: &BTreeMap<String, u64>) -> BTreeMap<String, 
     let lists: HashSet<PackName> = list_refs(root).map(|list| list.name).collect();
     let indexes: HashSet<PackName> = root.index.iter().map(|index| index.name).collect();
     let is_garbage = |key: &str| match place_of(key) {
-        Place::Named(Class::List, name) => !lists.contains(&name) && !is_own(root, &name),
-        Place::Named(Class::Index, name) => !indexes.contains(&name) && !is_own(root, &name),
-        Place::Session(id) | Place::Journal { session: id, .. } => !root.sessions.contains_key(&id),
+        NamedObject::Named(Class::List, name) => !lists.contains(&name) && !is_own(root, &name),
+        NamedObject::Named(Class::Index, name) => !indexes.contains(&name) && !is_own(root, &name),
+        NamedObject::Session(id) | NamedObject::Journal { session: id, .. } => {
+            !root.sessions.contains_key(&id)
+        }
         _ => false,
     };
     let found = bucket.iter().filter(|(key, _)| is_garbage(key));

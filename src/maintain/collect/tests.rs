@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use bkfs_chunker::crypto::{Class, HEADER_LEN};
 use bkfs_chunker::id::{Kind, Prefix};
 use bkfs_chunker::index::PackRecord;
 use bkfs_chunker::pack::{FooterBuilder, PackName};
-use bkfs_chunker::seal::{Class, HEADER_LEN};
 use bkfs_chunker::verify::PackContents;
 
 use super::marks::Marks;
-use super::plan::{Effort, Plan, plan};
+use super::plan::{CollectionPlan, Effort, plan};
 
 const PACK_BYTES: u64 = 1000;
 
@@ -128,7 +128,7 @@ fn sequences<'a>(packs: impl IntoIterator<Item = &'a PackName>) -> Vec<u32> {
     packs.into_iter().map(|pack| pack.sequence).collect()
 }
 
-fn planned(effort: Effort) -> Plan {
+fn planned(effort: Effort) -> CollectionPlan {
     plan(&marked(), |_| true, |_| false, BTreeMap::new(), effort)
 }
 
@@ -195,5 +195,5 @@ fn what_is_own_or_not_live_is_let_alone() {
     assert_eq!(sequences(&made.rewritten), [13]);
     assert_eq!(sequences(&made.candidates()), [13, 21]);
     assert_eq!(made.condemned_bytes, PACK_BYTES + 50);
-    assert!(!made.is_empty() && Plan::default().is_empty());
+    assert!(!made.is_empty() && CollectionPlan::default().is_empty());
 }

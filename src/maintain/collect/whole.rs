@@ -8,9 +8,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use bkfs_chunker::catalog::Place;
-use bkfs_chunker::depot::Depot;
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::content_store::ContentStore;
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::{Id, Kind};
 
 use crate::root::error::RootError;
@@ -25,7 +25,7 @@ struct Step {
 
 /// What is known of trees.
 pub(in crate::maintain) struct Wholeness<'a, F> {
-    depot: &'a Depot,
+    content_store: &'a ContentStore,
     /// Whether something is there whose copies lie in these places.
     is_there: F,
     /// Whether what the store does not give counts as whole.
@@ -37,17 +37,21 @@ pub(in crate::maintain) struct Wholeness<'a, F> {
     pardoned: HashSet<Id>,
 }
 
-impl<'a, F: Fn(&[Place]) -> bool> Wholeness<'a, F> {
-    /// Of trees in the packs that `depot` has in its index. `is_there` says whether something is
+impl<'a, F: Fn(&[PackLocation]) -> bool> Wholeness<'a, F> {
+    /// Of trees in the packs that `content_store` has in its index. `is_there` says whether something is
     /// there whose copies lie in some places. A node or a segment must be readable as well.
-    pub(in crate::maintain) fn new(depot: &'a Depot, is_there: F) -> Self {
-        Self::but(depot, is_there, HashSet::new())
+    pub(in crate::maintain) fn new(content_store: &'a ContentStore, is_there: F) -> Self {
+        Self::but(content_store, is_there, HashSet::new())
     }
 
     /// As [`Wholeness::new`]. What is `pardoned` counts as there, with all that is below it.
-    pub(in crate::maintain) fn but(depot: &'a Depot, is_there: F, pardoned: HashSet<Id>) -> Self {
+    pub(in crate::maintain) fn but(
+        content_store: &'a ContentStore,
+        is_there: F,
+        pardoned: HashSet<Id>,
+    ) -> Self {
         Self {
-            depot,
+            content_store,
             is_there,
             keeps_unread: false,
             known: HashMap::new(),
@@ -114,22 +118,22 @@ impl<'a, F: Fn(&[Place]) -> bool> Wholeness<'a, F> {
         if self.pardoned.contains(&id) {
             return Ok(Some(true));
         }
-        if !(self.is_there)(&self.depot.places(&id)) {
+        if !(self.is_there)(&self.content_store.places(&id)) {
             self.lacking.insert(id);
             return Ok(Some(false));
         }
         if !matches!(kind, Kind::Node | Kind::Segment) {
             return Ok(Some(true));
         }
-        let read = match self.depot.read_blob(kind, id).await {
+        let read = match self.content_store.read_blob(kind, id).await {
             Ok(bytes) => below(kind, &bytes).ok(),
             Err(
-                DepotError::Damaged { .. }
-                | DepotError::Missing { .. }
-                | DepotError::Unknown { .. }
-                | DepotError::Unreadable { .. },
+                ContentError::Damaged { .. }
+                | ContentError::Missing { .. }
+                | ContentError::Unknown { .. }
+                | ContentError::Unreadable { .. },
             ) => None,
-            Err(DepotError::Store(error)) if self.keeps_unread && error.is_of_one_object() => {
+            Err(ContentError::Store(error)) if self.keeps_unread && error.is_of_one_object() => {
                 self.known.insert(id, true);
                 return Ok(Some(true));
             }

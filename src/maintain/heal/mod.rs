@@ -33,17 +33,17 @@ mod walk;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use bkfs_chunker::catalog::Place;
+use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::crypto::{Class, Keyring};
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
-use bkfs_chunker::seal::{Class, Keyring};
 use bkfs_chunker::verify::Verifier;
 use bkfs_store::Store;
 use jiff::Timestamp;
 
-use super::check::{Findings, open_depot};
-use super::grounds;
+use super::check::{Findings, open_content_store};
 use super::options::CheckOptions;
+use super::recovery_bases;
 use crate::repository::Repository;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
@@ -96,8 +96,8 @@ pub async fn heal(
     let holder = HolderInfo::of_this_process(MOUNT_POINT);
     let session = OpenSession::open(handle, holder, None, &SystemProcesses).await?;
     let healed = async {
-        let depot = open_depot(store, keyring, options)?;
-        let ingest = Arc::new(Ingest::new(depot, session.id().0));
+        let content_store = open_content_store(store, keyring, options)?;
+        let ingest = Arc::new(Ingest::new(content_store, session.id().0));
         let lists = Lists::new(store.clone(), keyring.clone());
         let publisher = Publisher::new(handle.clone(), lists, session.id(), ingest);
         work(handle, options, findings, from, &there, publisher).await
@@ -120,14 +120,14 @@ async fn work(
     // The session must not use an index that is older than its registration (rule 4).
     let root = handle.current().root.clone();
     publisher.load(&root).await?;
-    let mut quarantine: HashSet<Place> = findings.damage.places();
+    let mut quarantine: HashSet<PackLocation> = findings.damage.places();
     quarantine.extend(&findings.listed.quarantine);
-    let depot = publisher.ingest().depot().clone();
-    depot.set_quarantine(quarantine);
+    let content_store = publisher.ingest().content_store().clone();
+    content_store.set_quarantine(quarantine);
     let mut healer = Healer::new(publisher, &findings.damage, from, &options.progress);
     still_readable(&mut healer, options, findings).await?;
     let mut trees = heads(findings, there);
-    trees.extend(heads_of_grounds(findings, there).await?);
+    trees.extend(heads_of_recovery_bases(findings, there).await?);
     for head in trees {
         if healer.wants_nothing() {
             break;
@@ -148,10 +148,10 @@ async fn still_readable(
     if packs.is_empty() {
         return Ok(());
     }
-    let depot = healer.depot();
+    let content_store = healer.content_store();
     let verifier = Verifier::new(
-        depot.store().clone(),
-        depot.keyring().clone(),
+        content_store.store().clone(),
+        content_store.keyring().clone(),
         options.entropy.clone(),
         &options.verifier,
     )?;
@@ -204,7 +204,7 @@ fn heads(findings: &Findings, there: &SnapshotList) -> Vec<Head> {
 }
 
 /// Returns the trees that the spools of ended sessions are based on.
-async fn heads_of_grounds(
+async fn heads_of_recovery_bases(
     findings: &Findings,
     there: &SnapshotList,
 ) -> Result<Vec<Head>, RootError> {
@@ -213,13 +213,13 @@ async fn heads_of_grounds(
         return Ok(heads);
     };
     let view = handle.current();
-    for ground in view.root.grounds() {
-        for id in ground.records() {
-            let record = grounds::record_of(&findings.depot, id).await?;
+    for recovery_base in view.root.recovery_bases() {
+        for id in recovery_base.records() {
+            let record = recovery_bases::record_of(&findings.content_store, id).await?;
             heads.extend(record.and_then(|record| {
                 Some(Head {
                     tree: record.tree?,
-                    candidates: candidates(there, &ground.volume, None, record.time),
+                    candidates: candidates(there, &recovery_base.volume, None, record.time),
                 })
             }));
         }

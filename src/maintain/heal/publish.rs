@@ -70,20 +70,20 @@ impl Publisher {
     /// Loads the index of this root.
     pub(super) async fn load(&self, root: &Root) -> Result<(), RootError> {
         let condemned = self.lists.condemned(root).await?;
-        let depot = self.ingest.depot();
-        Ok(depot.load_index(&root.index, &condemned).await?)
+        let content_store = self.ingest.content_store();
+        Ok(content_store.load_index(&root.index, &condemned).await?)
     }
 
     /// Records the references of a blob that is about to be stored. Returns false if no live pack,
     /// damaged or not, holds one of them.
     pub(super) fn lean_on(&mut self, blobs: Vec<(Kind, Id)>) -> bool {
-        let depot = self.ingest.depot();
+        let content_store = self.ingest.content_store();
         let mut damaged = Vec::new();
         for (kind, id) in blobs {
             if self.ingest.adopt_blob(kind, id).is_ok() {
                 continue;
             }
-            if !is_live(depot, &id) {
+            if !is_live(content_store, &id) {
                 return false;
             }
             damaged.push((kind, id));
@@ -114,9 +114,11 @@ impl Publisher {
     }
 }
 
-fn is_live(depot: &bkfs_chunker::depot::Depot, id: &Id) -> bool {
-    let places = depot.places(id);
-    places.iter().any(|place| depot.is_live(&place.pack))
+fn is_live(content_store: &bkfs_chunker::content_store::ContentStore, id: &Id) -> bool {
+    let places = content_store.places(id);
+    places
+        .iter()
+        .any(|place| content_store.is_live(&place.pack))
 }
 
 /// The replacement of the root.
@@ -143,12 +145,12 @@ impl Transition for HealCas<'_> {
 
     async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
         self.publisher.load(root).await?;
-        let depot = self.publisher.ingest.depot();
+        let content_store = self.publisher.ingest.content_store();
         let packs = self.sealing.sealed().map(|sealed| &sealed.packs);
         Ok(packs
             .into_iter()
             .flatten()
-            .any(|pack| depot.is_listed(pack)))
+            .any(|pack| content_store.is_listed(pack)))
     }
 }
 
@@ -156,18 +158,19 @@ impl HealCas<'_> {
     /// Checks rule 3 against the root whose index was just loaded. What becomes live is the
     /// session's own, since no floor was ever raised past it.
     fn check_relied_on(&self) -> Result<(), RootError> {
-        let depot = self.publisher.ingest.depot();
+        let content_store = self.publisher.ingest.content_store();
         let session = self.publisher.session;
         let relied = self.sealing.sealed().map(|sealed| &sealed.relied_on);
         let foreign = relied
             .into_iter()
             .flatten()
             .filter(|pack| pack.session != session.0);
-        let mut gone: Gone = depot.not_live(foreign);
+        let mut gone: Gone = content_store.not_live(foreign);
         for (kind, id) in &self.publisher.leaning {
             // A damaged pack held it. Since then it may have been stored again.
-            if !is_live(depot, id) && self.publisher.ingest.adopt_blob(*kind, *id).is_err() {
-                gone.extend(depot.places(id).first().map(|place| place.pack));
+            if !is_live(content_store, id) && self.publisher.ingest.adopt_blob(*kind, *id).is_err()
+            {
+                gone.extend(content_store.places(id).first().map(|place| place.pack));
                 return Err(RootError::Rebuild { packs: gone });
             }
         }

@@ -77,7 +77,7 @@ impl Healer<'_> {
         let Some(lost) = volume.commit else {
             return Ok(());
         };
-        let depot = self.depot();
+        let content_store = self.content_store();
         let mut parent: Option<(u64, Id)> = None;
         let mut time = jiff::Timestamp::UNIX_EPOCH;
         let mut own = None;
@@ -91,7 +91,7 @@ impl Healer<'_> {
                 own = Some(entry);
                 continue;
             }
-            let Ok(bytes) = depot.read_blob(Kind::Commit, entry.commit).await else {
+            let Ok(bytes) = content_store.read_blob(Kind::Commit, entry.commit).await else {
                 continue;
             };
             let Ok(record) = CommitRecord::decode(&bytes) else {

@@ -9,8 +9,8 @@ use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 
-use bkfs_chunker::depot::Depot;
-use bkfs_chunker::error::DepotError;
+use bkfs_chunker::content_store::ContentStore;
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::extent::Target;
 use bkfs_chunker::id::{Id, Kind, Prefix};
 use bkfs_chunker::ingest::{Translated, translate};
@@ -106,8 +106,8 @@ impl<'a> Healer<'a> {
     }
 
     /// Reads blobs of this repository, those that were stored again included.
-    pub(super) fn depot(&self) -> Depot {
-        self.publisher.ingest().depot().clone()
+    pub(super) fn content_store(&self) -> ContentStore {
+        self.publisher.ingest().content_store().clone()
     }
 
     /// Returns true if a blob has not been found yet.
@@ -132,7 +132,7 @@ impl<'a> Healer<'a> {
         let length = bytes.len() as u64;
         let stored = self.publisher.ingest().store_blob(kind, bytes).await?;
         if stored != id {
-            return Err(DepotError::Internal("a blob that is called otherwise").into());
+            return Err(ContentError::Internal("a blob that is called otherwise").into());
         }
         self.wanted.remove(&id.prefix());
         self.healed.blobs += 1;
@@ -198,7 +198,7 @@ impl<'a> Healer<'a> {
     }
 
     async fn node(&self, id: Id) -> Result<Option<Node>, RootError> {
-        let read = self.depot().read_blob(Kind::Node, id).await;
+        let read = self.content_store().read_blob(Kind::Node, id).await;
         let bytes = readable(read.map_err(VolumeError::from))?;
         Ok(bytes.and_then(|bytes| Node::decode(bytes).ok()))
     }
@@ -247,17 +247,17 @@ impl<'a> Healer<'a> {
         extents: &[(Key, Target)],
         tree: Id,
     ) -> Result<Vec<Translated>, RootError> {
-        let depot = self.depot();
-        let keyring = depot.keyring();
+        let content_store = self.content_store();
+        let keyring = content_store.keyring();
         let work = extents.iter().map(|(key, _)| async move {
             let nodes = self.from.nodes.as_ref();
             let Some(Some(value)) = readable(Tree::new(tree).get(nodes, key).await)? else {
                 return Ok(Translated::default());
             };
             match decode_item(key, &value) {
-                Ok(Item::Extent(extent)) => {
-                    Ok::<_, RootError>(translate(keyring, &self.from.depot, extent.target).await?)
-                }
+                Ok(Item::Extent(extent)) => Ok::<_, RootError>(
+                    translate(keyring, &self.from.content_store, extent.target).await?,
+                ),
                 _ => Ok(Translated::default()),
             }
         });
@@ -268,8 +268,8 @@ impl<'a> Healer<'a> {
     /// Makes a node, and everything below it, again from the items that `tree` has in its place.
     /// What comes out of another version of a file is not wanted, and is dropped.
     async fn rebuild(&mut self, step: &Step, tree: Id) -> Result<(), RootError> {
-        let depot = self.depot();
-        let keyring = depot.keyring().clone();
+        let content_store = self.content_store();
+        let keyring = content_store.keyring().clone();
         let from = self.from;
         let names = Names::new(keyring.clone());
         let mut builder = Builder::new(|bytes: &[u8]| keyring.id(Kind::Node, bytes));
@@ -320,8 +320,8 @@ impl<'a> Healer<'a> {
         unknown.sort_unstable();
         unknown.dedup();
         unknown.retain(|target| !self.known.contains(target));
-        let depot = self.depot();
-        let (keyring, from) = (depot.keyring().clone(), &self.from.depot);
+        let content_store = self.content_store();
+        let (keyring, from) = (content_store.keyring().clone(), &self.from.content_store);
         let work = unknown
             .iter()
             .map(|target| translate(&keyring, from, *target));
@@ -392,8 +392,8 @@ fn children(node: &Node, range: &Range<Key>) -> Vec<Work> {
 fn readable<T>(read: Result<T, VolumeError>) -> Result<Option<T>, RootError> {
     match read {
         Ok(found) => Ok(Some(found)),
-        Err(VolumeError::Depot(error)) if error.is_of_the_store() => {
-            Err(DepotError::clone(&error).into())
+        Err(VolumeError::ContentStore(error)) if error.is_of_the_store() => {
+            Err(ContentError::clone(&error).into())
         }
         Err(_) => Ok(None),
     }

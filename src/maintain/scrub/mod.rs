@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bkfs_chunker::catalog::Place;
+use bkfs_chunker::catalog::PackLocation;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::verify::{PackContents, PackDamage, Verifier};
 use jiff::{SignedDuration, Timestamp};
@@ -66,7 +66,7 @@ pub trait Surroundings: Send + Sync {
     ///
     /// # Errors
     /// The [`RootError`] that kept the places out of quarantine. The next round finds them again.
-    async fn quarantine(&self, places: &[Place]) -> Result<bool, RootError>;
+    async fn quarantine(&self, places: &[PackLocation]) -> Result<bool, RootError>;
 
     /// Returns the bytes that others have read and written so far. While the number grows, they go
     /// first.
@@ -272,7 +272,7 @@ impl Scrubber {
     }
 
     /// Returns the places that this root has in quarantine.
-    async fn quarantine(&self, view: &RootView) -> Result<HashSet<Place>, RootError> {
+    async fn quarantine(&self, view: &RootView) -> Result<HashSet<PackLocation>, RootError> {
         let quarantine = self.lists.quarantine(&view.root).await?;
         self.facts.lock().quarantined = quarantine.len() as u64;
         Ok(quarantine)
@@ -417,20 +417,20 @@ impl Scrubber {
         &self,
         pack: &PackContents,
         found: &[PackDamage],
-        quarantine: &HashSet<Place>,
+        quarantine: &HashSet<PackLocation>,
         position: &mut Position,
     ) {
         // What is in a refused pack is not known.
         let found: Vec<&PackDamage> = found.iter().filter(|damage| !damage.refused).collect();
         let is_missing = found.iter().any(|damage| damage.is_absence());
-        let place = |frame| Place {
+        let place = |frame| PackLocation {
             pack: pack.name(),
             frame,
         };
         let places = found
             .iter()
             .map(|damage| place(damage.frame.filter(|_| !is_missing)));
-        let mut places: Vec<Place> = places.collect();
+        let mut places: Vec<PackLocation> = places.collect();
         places.retain(|place| !quarantine.contains(place));
         let mut seen = HashSet::new();
         places.retain(|place| seen.insert(*place));

@@ -1,14 +1,14 @@
 //! Commits of concurrent writers, of fenced writers, and of writers whose answers are lost.
 
 use super::support::*;
-use crate::root::commit::{CommitRequest, Committer};
+use crate::root::commit::{CommitRequest, RootCommitter};
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::holder::SystemProcesses;
 use crate::root::lists::{ListWriter, Lists};
 use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::shard::{ListRef, encode_shard};
-use crate::root::snapshots::{PackEntry, SnapshotRequest};
+use crate::root::snapshots::{NewSnapshot, PackEntry};
 use crate::root::state::{Condemned, Root, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::pack::PackName;
@@ -22,7 +22,7 @@ struct Writer {
     handle: RootHandle,
     session: OpenSession,
     uploads: Arc<Fake>,
-    committer: Arc<Committer<Fake>>,
+    committer: Arc<RootCommitter<Fake>>,
 }
 
 async fn writer(
@@ -49,7 +49,7 @@ async fn writer(
     let uploads = Fake::new(shelf, &handle, session.id());
     let lists = Lists::new(handle.store().clone(), keyring());
     let committer = Arc::new(
-        Committer::new(handle.clone(), lists, session.id(), volume, uploads.clone())
+        RootCommitter::new(handle.clone(), lists, session.id(), volume, uploads.clone())
             .expect("just taken"),
     );
     Writer {
@@ -61,10 +61,10 @@ async fn writer(
 }
 
 fn named(number: u64, name: &str) -> CommitRequest<()> {
-    let snapshot = SnapshotRequest {
+    let snapshot = NewSnapshot {
         name: Some(name.to_owned()),
         clock: time(1_000_000 + number as i64),
-        ..SnapshotRequest::default()
+        ..NewSnapshot::default()
     };
     CommitRequest {
         snapshot: Some(snapshot),
@@ -163,18 +163,29 @@ async fn committers_on_a_directory_lose_nothing() {
 async fn a_fenced_writer_commits_nothing_more() {
     let store = memory().await;
     let shelf = Arc::new(Shelf::default());
-    let victim = writer(store.clone(), &shelf, "main", 1, false).await;
-    victim.committer.commit(tree(1)).await.expect("alone");
-    let taker = writer(store.clone(), &shelf, "main", 2, true).await;
+    let ended_session = writer(store.clone(), &shelf, "main", 1, false).await;
+    ended_session
+        .committer
+        .commit(tree(1))
+        .await
+        .expect("alone");
+    let new_holder = writer(store.clone(), &shelf, "main", 2, true).await;
     assert_eq!(
-        taker.session.taken_from().map(|from| from.host.as_str()),
+        new_holder
+            .session
+            .taken_from()
+            .map(|from| from.host.as_str()),
         Some("host1")
     );
-    let error = victim.committer.commit(tree(2)).await.expect_err("fenced");
+    let error = ended_session
+        .committer
+        .commit(tree(2))
+        .await
+        .expect_err("fenced");
     assert_eq!(error.kind(), ErrorKind::Fenced);
     assert!(error.to_string().contains("host2"), "{error}");
     assert_eq!(
-        taker
+        new_holder
             .committer
             .commit(tree(3))
             .await
@@ -183,7 +194,7 @@ async fn a_fenced_writer_commits_nothing_more() {
         2
     );
     assert_eq!(
-        victim
+        ended_session
             .committer
             .commit(tree(4))
             .await
@@ -192,10 +203,10 @@ async fn a_fenced_writer_commits_nothing_more() {
         ErrorKind::Fenced
     );
     assert_eq!(
-        victim.session.end().await.expect_err("still").kind(),
+        ended_session.session.end().await.expect_err("still").kind(),
         ErrorKind::Fenced
     );
-    let root = &taker.handle.refresh().await.expect("there").root;
+    let root = &new_holder.handle.refresh().await.expect("there").root;
     assert_eq!(
         (root.volumes["main"].tree, root.sessions.len()),
         (Some(id(3)), 1)
@@ -207,17 +218,21 @@ async fn a_commit_that_was_made_before_its_writer_was_fenced_is_reported_as_made
     for commits_on_top in 0..3u64 {
         let store = Faulty::new(memory().await);
         let shelf = Arc::new(Shelf::default());
-        let victim = writer(store.clone(), &shelf, "main", 1, false).await;
-        victim.committer.commit(tree(1)).await.expect("alone");
+        let ended_session = writer(store.clone(), &shelf, "main", 1, false).await;
+        ended_session
+            .committer
+            .commit(tree(1))
+            .await
+            .expect("alone");
         store.plan([Fault::Silent]);
         let committing = tokio::spawn({
-            let committer = victim.committer.clone();
+            let committer = ended_session.committer.clone();
             async move { committer.commit(named(2, "last")).await }
         });
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let taker = writer(store.inner.clone(), &shelf, "main", 2, true).await;
+        let new_holder = writer(store.inner.clone(), &shelf, "main", 2, true).await;
         for round in 0..commits_on_top {
-            taker
+            new_holder
                 .committer
                 .commit(tree(10 + round))
                 .await
@@ -229,7 +244,7 @@ async fn a_commit_that_was_made_before_its_writer_was_fenced_is_reported_as_made
             (2, Some("last".to_owned()))
         );
         assert_eq!(
-            victim
+            ended_session
                 .committer
                 .commit(tree(5))
                 .await
@@ -238,7 +253,7 @@ async fn a_commit_that_was_made_before_its_writer_was_fenced_is_reported_as_made
             ErrorKind::Fenced
         );
         let (view, snapshots) = Lists::new(store.inner.clone(), keyring())
-            .current_snapshots(&taker.handle)
+            .current_snapshots(&new_holder.handle)
             .await
             .expect("readable");
         assert_eq!(view.root.volumes["main"].sequence, 2 + commits_on_top);
@@ -256,17 +271,21 @@ async fn a_commit_that_was_overtaken_is_reported_as_fenced() {
     for commits_on_top in 0..3u64 {
         let store = Faulty::new(memory().await);
         let shelf = Arc::new(Shelf::default());
-        let victim = writer(store.clone(), &shelf, "main", 1, false).await;
-        victim.committer.commit(tree(1)).await.expect("alone");
+        let ended_session = writer(store.clone(), &shelf, "main", 1, false).await;
+        ended_session
+            .committer
+            .commit(tree(1))
+            .await
+            .expect("alone");
         store.plan([Fault::Late]);
         let committing = tokio::spawn({
-            let committer = victim.committer.clone();
+            let committer = ended_session.committer.clone();
             async move { committer.commit(tree(2)).await }
         });
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let taker = writer(store.inner.clone(), &shelf, "main", 2, true).await;
+        let new_holder = writer(store.inner.clone(), &shelf, "main", 2, true).await;
         for round in 0..commits_on_top {
-            taker
+            new_holder
                 .committer
                 .commit(tree(10 + round))
                 .await
@@ -388,7 +407,7 @@ async fn a_copy_of_the_machine_is_fenced_by_the_last_commit() {
     original.committer.commit(tree(1)).await.expect("alone");
     let handle = process(store.clone(), 2).await;
     let lists = Lists::new(store, keyring());
-    let copy = Committer::new(
+    let copy = RootCommitter::new(
         handle.clone(),
         lists,
         original.session.id(),

@@ -1,16 +1,16 @@
 //! Writing journals, and finding those of ended sessions.
 
 use super::support::*;
-use crate::root::commit::{CommitRequest, Committer};
+use crate::root::commit::{CommitRequest, RootCommitter};
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::holder::SystemProcesses;
 use crate::root::journal::{JournalEntry, JournalWriter};
 use crate::root::lists::Lists;
 use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::state::SessionState;
+use bkfs_chunker::crypto::{Class, Features};
 use bkfs_chunker::ingest::{Delivered, NamedPack};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{Class, Features};
 use bkfs_chunker::spool::{Spool, leftovers};
 use bkfs_store::disk::Disk;
 use bkfs_store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind};
@@ -73,13 +73,15 @@ async fn journals(store: &Arc<dyn Store>) -> Vec<String> {
 
 /// Returns the first and last operation of each entry that a new holder finds.
 async fn found(store: &Arc<dyn Store>, seed: u64) -> Vec<Vec<(u64, u64)>> {
-    let taker = enter(store, seed, "taker").await.expect("taken");
+    let new_holder = enter(store, seed, "taker").await.expect("taken");
     let ranges = |entries: &[JournalEntry]| {
         let ranges = entries.iter().map(|entry| (entry.first, entry.last));
         ranges.collect()
     };
-    let victims = taker.victims().iter();
-    victims.map(|victim| ranges(&victim.entries)).collect()
+    let ended_sessions = new_holder.ended_sessions().iter();
+    ended_sessions
+        .map(|ended_session| ranges(&ended_session.entries))
+        .collect()
 }
 
 /// Stores a journal object in the way of a session.
@@ -186,11 +188,11 @@ async fn what_lies_behind_a_gap_is_set_aside() {
     put(&store, &like, 4, &behind).await;
     let refused = enter(&store, 2, "taker").await.expect_err("3 is missing");
     assert_eq!(refused.kind(), ErrorKind::Damaged, "{refused}");
-    let taker = enter_as(&store, 3, "taker", true).await.expect("accepted");
-    let [victim] = taker.victims() else {
+    let new_holder = enter_as(&store, 3, "taker", true).await.expect("accepted");
+    let [ended_session] = new_holder.ended_sessions() else {
         panic!("one was there");
     };
-    assert_eq!(victim.entries.len(), 2);
+    assert_eq!(ended_session.entries.len(), 2);
     let aside = store.list("damaged/journal/", None, 10).await;
     assert_eq!(aside.expect("listed").len(), 1, "kept for people");
     assert_eq!(journals(&store).await.len(), 2);
@@ -532,7 +534,7 @@ async fn half_covered_by(store: &Arc<dyn Store>, counted: u64) -> JournalWriter 
     }
     let uploads = Fake::new(&Arc::new(Shelf::default()), &handle, session.id());
     let lists = Lists::new(store.clone(), keyring());
-    let committer = Committer::new(handle.clone(), lists, session.id(), "main", uploads);
+    let committer = RootCommitter::new(handle.clone(), lists, session.id(), "main", uploads);
     let request = CommitRequest {
         covered: 4,
         covered_journal: Some(writer.number_covered(counted)),
@@ -572,10 +574,14 @@ async fn a_covered_journal_need_not_be_readable() {
     store.delete(&damaged).await.expect("deleted");
     let noise = Bytes::from_static(b"noise");
     store.put_new(&damaged, vec![noise]).await.expect("put");
-    let taker = enter(&store, 2, "taker").await.expect("taken");
-    let [victim] = taker.victims() else {
+    let new_holder = enter(&store, 2, "taker").await.expect("taken");
+    let [ended_session] = new_holder.ended_sessions() else {
         panic!("one was there");
     };
-    assert_eq!(victim.entries.len(), 2);
-    assert_eq!(victim.keys.len(), 6, "all are garbage once it is replayed");
+    assert_eq!(ended_session.entries.len(), 2);
+    assert_eq!(
+        ended_session.keys.len(),
+        6,
+        "all are garbage once it is replayed"
+    );
 }

@@ -8,7 +8,7 @@ use crate::root::repository::{open_keys, read_config};
 use crate::root::slot_error::SlotsError;
 use crate::root::state::{ROOT_KEY, Root};
 use crate::root::unlock::{Trials, find_slots, first_slots};
-use bkfs_chunker::seal::{
+use bkfs_chunker::crypto::{
     Class, Config, Keyring, OpenError, Secrets, SlotCost, SlotName, Statement,
 };
 use bkfs_store::Store;

@@ -11,7 +11,7 @@ use crate::root::rotation::rotate;
 use crate::root::slot_error::SlotsError;
 use crate::root::slots::Slots;
 use crate::root::state::ROOT_KEY;
-use bkfs_chunker::seal::SlotName;
+use bkfs_chunker::crypto::SlotName;
 use bkfs_store::{Operation, Store, StoreErrorKind};
 use bkfs_testing::fault::{Fault as Trouble, FaultStore, Gate, Strike};
 use bytes::Bytes;

@@ -12,7 +12,7 @@ use crate::root::retry::RetryPolicy;
 use crate::root::rotation::{Rotated, RotationParts, rotate};
 use crate::root::slot_error::SlotsError;
 use crate::root::slots::{Making, Slots};
-use bkfs_chunker::seal::{Class, Features, Keyring, RepositoryId, Secrets, SlotCost, SlotName};
+use bkfs_chunker::crypto::{Class, Features, Keyring, RepositoryId, Secrets, SlotCost, SlotName};
 use bkfs_store::{MemoryStore, Store};
 use bytes::Bytes;
 use minicbor::Encoder;
@@ -23,14 +23,14 @@ use zeroize::Zeroizing;
 pub const CHEAP: SlotCost = SlotCost {
     memory_kib: 8,
     passes: 1,
-    lanes: 1,
+    pack_writers: 1,
 };
 
 /// The largest cost that a slot may state: minutes of work.
 pub const DEAREST: SlotCost = SlotCost {
     memory_kib: SlotCost::MEMORY_KIB_MAX,
     passes: 16,
-    lanes: 1,
+    pack_writers: 1,
 };
 
 pub struct Given(pub &'static str);
@@ -215,7 +215,7 @@ pub fn hostile_of(
         .and_then(|it| it.u8(0)?.str(label)?.u8(1)?.u64(5))
         .expect("in memory");
     encoder.u8(2).and_then(|it| it.array(3)).expect("in memory");
-    for number in [cost.memory_kib, cost.passes, cost.lanes] {
+    for number in [cost.memory_kib, cost.passes, cost.pack_writers] {
         encoder.u32(number).expect("in memory");
     }
     let salt = [name.0 as u8; 32];

@@ -1,7 +1,7 @@
 //! Snapshots: made, resolved, forgotten, restored, merged.
 
 use super::support::*;
-use crate::root::commit::{CommitRequest, Committer};
+use crate::root::commit::{CommitRequest, RootCommitter};
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::forget::ListChanger;
 use crate::root::holder::SystemProcesses;
@@ -9,23 +9,23 @@ use crate::root::lists::{DirectLists, Lists};
 use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::shard::{ListRef, decode_shard, encode_shard};
 use crate::root::snapshots::*;
+use bkfs_chunker::crypto::Class;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
 use bkfs_store::{Operation, Store, StoreErrorKind};
 use bkfs_testing::fault::{Fault as Trouble, FaultStore, Strike};
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-struct Place {
+struct ListBucket {
     store: Arc<dyn Store>,
     handle: crate::root::RootHandle,
     lists: Lists,
     session: OpenSession,
-    committer: Committer<Fake>,
+    committer: RootCommitter<Fake>,
 }
 
-async fn place(store: Arc<dyn Store>) -> Place {
+async fn place(store: Arc<dyn Store>) -> ListBucket {
     let handle = process(store.clone(), 1).await;
     let request = VolumeRequest {
         name: "main".into(),
@@ -37,9 +37,10 @@ async fn place(store: Arc<dyn Store>) -> Place {
         .expect("free");
     let lists = Lists::new(store.clone(), keyring());
     let uploads = Fake::new(&Arc::default(), &handle, session.id());
-    let committer = Committer::new(handle.clone(), lists.clone(), session.id(), "main", uploads)
-        .expect("just taken");
-    Place {
+    let committer =
+        RootCommitter::new(handle.clone(), lists.clone(), session.id(), "main", uploads)
+            .expect("just taken");
+    ListBucket {
         store,
         handle,
         lists,
@@ -48,14 +49,14 @@ async fn place(store: Arc<dyn Store>) -> Place {
     }
 }
 
-impl Place {
+impl ListBucket {
     async fn snapshot(
         &self,
         name: Option<&str>,
         number: u64,
         clock: i64,
     ) -> Result<SnapshotEntry, RootError> {
-        let request = SnapshotRequest {
+        let request = NewSnapshot {
             name: name.map(str::to_owned),
             clock: time(clock),
             host: "h".into(),
@@ -83,17 +84,17 @@ impl Place {
 }
 
 /// Makes a snapshot that is not among the volume's commits, as a fenced machine does.
-async fn recovered(place: &Place, name: &str, clock: i64) -> SnapshotEntry {
+async fn recovered(place: &ListBucket, name: &str, clock: i64) -> SnapshotEntry {
     let session = OpenSession::open(&place.handle, holder("b"), None, &SystemProcesses).await;
     let session = session.expect("room");
     let (handle, lists) = (place.handle.clone(), place.lists.clone());
     let uploads = Fake::new(&Arc::default(), &handle, session.id());
-    let committer = Committer::beside(handle, lists, session.id(), "main", uploads, None);
-    let request = SnapshotRequest {
+    let committer = RootCommitter::beside(handle, lists, session.id(), "main", uploads, None);
+    let request = NewSnapshot {
         name: Some(name.to_owned()),
         clock: time(clock),
         recovered: true,
-        ..SnapshotRequest::default()
+        ..NewSnapshot::default()
     };
     let made = committer.commit(CommitRequest {
         snapshot: Some(request),
@@ -244,7 +245,7 @@ async fn shards_are_merged_and_all_snapshots_stay() {
 }
 
 /// Returns a place with the snapshots s0 to s4, and the writer of its lists.
-async fn five(store: Arc<dyn Store>) -> (Place, DirectLists) {
+async fn five(store: Arc<dyn Store>) -> (ListBucket, DirectLists) {
     let place = place(store).await;
     for round in 0..5u64 {
         place
@@ -256,7 +257,7 @@ async fn five(store: Arc<dyn Store>) -> (Place, DirectLists) {
     (place, direct)
 }
 
-impl Place {
+impl ListBucket {
     /// Forgets snapshots at second 2000.
     async fn forget(
         &self,

@@ -2,7 +2,7 @@
 
 use super::support::*;
 use crate::root::carried::{Records, Uncarried, forget_carried};
-use crate::root::commit::{CommitRequest, Committer, Uploads};
+use crate::root::commit::{CommitRequest, RootCommitter, Uploads};
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::gap::Gap;
 use crate::root::handle::RootHandle;
@@ -96,8 +96,8 @@ fn gap(error: RootError) -> Gap {
 }
 
 fn ranges(session: &OpenSession) -> Vec<(u64, u64)> {
-    let victims = session.victims().iter();
-    let entries = victims.flat_map(|victim| &victim.entries);
+    let ended_sessions = session.ended_sessions().iter();
+    let entries = ended_sessions.flat_map(|ended_session| &ended_session.entries);
     entries.map(|entry| (entry.first, entry.last)).collect()
 }
 
@@ -237,7 +237,7 @@ struct Writer {
     handle: RootHandle,
     session: OpenSession,
     journals: JournalWriter,
-    committer: Committer<Fake>,
+    committer: RootCommitter<Fake>,
     shelf: Arc<Shelf>,
 }
 
@@ -252,7 +252,7 @@ impl Writer {
         let shelf = Arc::new(Shelf::default());
         let uploads = Fake::new(&shelf, &handle, session.id());
         let lists = Lists::new(store.clone(), keyring());
-        let committer = Committer::new(handle.clone(), lists, session.id(), "main", uploads);
+        let committer = RootCommitter::new(handle.clone(), lists, session.id(), "main", uploads);
         Self {
             journals: JournalWriter::new(handle.clone(), session.id(), "main"),
             committer: committer.expect("it holds the volume"),
@@ -463,7 +463,10 @@ async fn taken_elsewhere(store: &Arc<dyn Store>, from: &Writer, last: u64) {
     let other = state();
     let handle = on(store, 2, other.path()).await;
     let taken = take(&handle, false).await.expect("taken");
-    let entries = taken.victims().iter().flat_map(|victim| &victim.entries);
+    let entries = taken
+        .ended_sessions()
+        .iter()
+        .flat_map(|ended_session| &ended_session.entries);
     assert_eq!(entries.map(|entry| entry.last).max().unwrap_or(0), last);
     let uploads = Fake::new(&from.shelf, &handle, taken.id());
     let lists = Lists::new(store.clone(), keyring());
@@ -471,7 +474,7 @@ async fn taken_elsewhere(store: &Arc<dyn Store>, from: &Writer, last: u64) {
         session: from.session.id(),
         last,
     };
-    let committer = Committer::new(handle.clone(), lists, taken.id(), "main", uploads);
+    let committer = RootCommitter::new(handle.clone(), lists, taken.id(), "main", uploads);
     let committer = committer.expect("it holds the volume");
     let committer = match last {
         0 => committer,

@@ -13,7 +13,7 @@ use crate::root::retry::RetryPolicy;
 use crate::root::rule::{self, announce, conclude, set_rule};
 use crate::root::session::OpenSession;
 use crate::root::state::ROOT_KEY;
-use bkfs_chunker::seal::{Config, SlotCost, SlotName};
+use bkfs_chunker::crypto::{Config, SlotCost, SlotName};
 use bkfs_store::lock::{LockMode, LockRule};
 use bkfs_store::{
     LocalStore, MemoryStore, Store, StoreError, StoreErrorKind, StoreOptions, Version,
@@ -39,7 +39,7 @@ fn new(password: Option<&'static str>) -> NewRepository<'static> {
     let cost = SlotCost {
         memory_kib: 8,
         passes: 1,
-        lanes: 1,
+        pack_writers: 1,
     };
     NewRepository {
         password: password.map(str::as_bytes),
@@ -491,9 +491,9 @@ async fn an_old_repository_learns_its_rule_from_its_config() {
     let root = crate::root::state::Root::new(opened.keyring().repository(), [1; 16]);
     let payload = root.encode().expect("small");
     let object = opened.keyring().seal_object(
-        bkfs_chunker::seal::Class::Root,
+        bkfs_chunker::crypto::Class::Root,
         ROOT_KEY,
-        bkfs_chunker::seal::Features::NONE,
+        bkfs_chunker::crypto::Features::NONE,
         [3; 32],
         &payload,
     );
@@ -568,8 +568,8 @@ async fn a_change_of_the_rule_beside_a_mount_without_the_chain_is_told() {
     root.register(crate::root::SessionId(1), holder("old"))
         .expect("room");
     let payload = root.encode().expect("small");
-    let none = bkfs_chunker::seal::Features::NONE;
-    let class = bkfs_chunker::seal::Class::Root;
+    let none = bkfs_chunker::crypto::Features::NONE;
+    let class = bkfs_chunker::crypto::Class::Root;
     let keyring = mount.keyring();
     let object = keyring.seal_object(class, ROOT_KEY, none, [3; 32], &payload);
     store.put(ROOT_KEY, vec![object]).await.expect("put");

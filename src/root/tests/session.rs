@@ -260,13 +260,13 @@ async fn on_one_machine_the_process_decides_at_once() {
 #[tokio::test(start_paused = true)]
 async fn stealing_asks_nobody_and_the_victim_learns_of_it() {
     let store = memory().await;
-    let victim = enter(&store, 1, holder("a"), false, &SystemProcesses)
+    let ended_session = enter(&store, 1, holder("a"), false, &SystemProcesses)
         .await
         .expect("free");
-    let mut standing = victim.heartbeat().standing();
+    let mut standing = ended_session.heartbeat().standing();
     assert!(matches!(*standing.borrow(), Standing::Live { .. }));
     let begun = Instant::now();
-    let taker = enter(&store, 2, holder("b"), true, &SystemProcesses)
+    let new_holder = enter(&store, 2, holder("b"), true, &SystemProcesses)
         .await
         .expect("stolen");
     assert!(begun.elapsed() < Duration::from_secs(1));
@@ -276,10 +276,10 @@ async fn stealing_asks_nobody_and_the_victim_learns_of_it() {
         .expect("told");
     assert!(begun.elapsed() <= HEARTBEAT_INTERVAL + Duration::from_secs(1));
     assert_eq!(
-        victim.end().await.expect_err("fenced").kind(),
+        ended_session.end().await.expect_err("fenced").kind(),
         ErrorKind::Fenced
     );
-    taker.end().await.expect("live");
+    new_holder.end().await.expect("live");
 }
 
 #[tokio::test(start_paused = true)]
@@ -329,7 +329,7 @@ impl crate::root::handle::Transition for LeaveNow {
 async fn of_two_takers_one_wins() {
     let store = memory().await;
     crashed(&store, holder("a")).await;
-    let takers: Vec<_> = (2..6u64)
+    let new_holders: Vec<_> = (2..6u64)
         .map(|seed| {
             let store = store.clone();
             tokio::spawn(async move {
@@ -345,8 +345,8 @@ async fn of_two_takers_one_wins() {
         })
         .collect();
     let mut won = Vec::new();
-    for taker in takers {
-        match taker.await.expect("no panic") {
+    for new_holder in new_holders {
+        match new_holder.await.expect("no panic") {
             Ok(session) => won.push(session),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Held, "{error}"),
         }

@@ -7,8 +7,8 @@ use crate::root::shard::ListRef;
 use crate::root::state::*;
 use crate::root::transition::*;
 use bkfs_chunker::catalog::IndexRef;
+use bkfs_chunker::crypto::RepositoryId;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::RepositoryId;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -247,7 +247,7 @@ proptest! {
                         let leaves =
                             session.state == SessionState::Ending && session.spool.is_some();
                         prop_assert!(
-                            next.ground_of(*id).is_some() == leaves,
+                            next.recovery_base_of(*id).is_some() == leaves,
                             "{} left no ground",
                             id
                         );
@@ -415,7 +415,7 @@ fn a_full_complement_of_sessions_fits() {
         (longest.mount_point.len(), longest.host.len()),
         (MOUNT_POINT_BYTES_MAX - 1, HOLDER_TEXT_BYTES_MAX)
     );
-    let ground = |number| Ground {
+    let recovery_base = |number| RecoveryBase {
         session: SessionId(u64::MAX / 2 - number),
         volume: "volume-63".to_owned(),
         record: Some(id(1)),
@@ -424,7 +424,7 @@ fn a_full_complement_of_sessions_fits() {
         spool: Some(SpoolId(u64::MAX)),
         host: Some(root.sessions[&SessionId(u64::MAX)].holder.host.clone()),
     };
-    root.grounds = Some((0..GROUNDS_MAX as u64).map(ground).collect());
+    root.recovery_bases = Some((0..RECOVERY_BASES_MAX as u64).map(recovery_base).collect());
     assert!(root.encode().is_ok());
     let refusal = root.register(SessionId(1000), holder("one too many"));
     assert_eq!(refusal, Err(Refusal::Full { what: "sessions" }));

@@ -10,11 +10,11 @@ use crate::root::retry::RetryPolicy;
 use crate::root::state::{HolderInfo, ROOT_KEY, Root, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::catalog::IndexRef;
-use bkfs_chunker::depot::{Depot, DepotConfig};
+use bkfs_chunker::content_store::{ContentStore, ContentStoreConfig};
+use bkfs_chunker::crypto::{Class, Features, Keyring, RepositoryId, Secrets};
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::{Ingest, Sealed};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{Class, Features, Keyring, RepositoryId, Secrets};
 use bkfs_store::entropy::Entropy;
 use bkfs_store::{MemoryStore, Operation, Store, StoreError, StoreErrorKind, Version};
 use bytes::Bytes;
@@ -271,13 +271,14 @@ const ABSORBED_AT: usize = 4;
 
 /// Returns the write path of a session that stores nothing, over a store of its own.
 fn idle_ingest(session: SessionId) -> Ingest {
-    let config = DepotConfig {
+    let config = ContentStoreConfig {
         workers: 0,
-        ..DepotConfig::default()
+        ..ContentStoreConfig::default()
     };
     let store = Arc::new(MemoryStore::new());
-    let depot = Depot::open(store, keyring(), Seeded::new(0), config).expect("it has no cache");
-    Ingest::new(depot, session.0)
+    let content_store =
+        ContentStore::open(store, keyring(), Seeded::new(0), config).expect("it has no cache");
+    Ingest::new(content_store, session.0)
 }
 
 /// Uploads that keep no contents: each call of `seal_since` makes one pack.

@@ -10,8 +10,8 @@ use crate::root::shard::ListRef;
 use crate::root::state::*;
 use crate::root::transition::*;
 use async_trait::async_trait;
+use bkfs_chunker::crypto::{Class, Features, RepositoryId};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{Class, Features, RepositoryId};
 
 /// Returns a root with these live sessions, each the holder of its volume.
 fn root_of(sessions: &[(u64, &str)]) -> Root {
@@ -141,15 +141,15 @@ async fn enter(handle: &RootHandle, steal: bool) -> OpenSession {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_was_taken_over_changes_nothing_in_the_root() {
     let store = memory().await;
-    let victim = process(store.clone(), 1).await;
-    let mine = enter(&victim, false).await;
-    victim
+    let ended_session = process(store.clone(), 1).await;
+    let mine = enter(&ended_session, false).await;
+    ended_session
         .update(&mut Touch(mine.id()))
         .await
         .expect("it is live");
-    let taker = process(store.clone(), 2).await;
-    enter(&taker, true).await;
-    let error = victim.update(&mut Touch(mine.id())).await;
+    let new_holder = process(store.clone(), 2).await;
+    enter(&new_holder, true).await;
+    let error = ended_session.update(&mut Touch(mine.id())).await;
     let error = error.expect_err("it was taken over");
     assert!(
         matches!(error, RootError::Refused(Refusal::Fenced { .. })),

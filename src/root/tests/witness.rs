@@ -3,7 +3,7 @@
 use super::support::*;
 use crate::maintain::orphans::list_refs;
 use crate::root::chain::{Chain, Descent, OWN_LEAST, OWN_MAX, RootMark};
-use crate::root::commit::Committer;
+use crate::root::commit::RootCommitter;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::handle::{RootHandle, RootParts, Transition};
 use crate::root::holder::SystemProcesses;
@@ -14,8 +14,8 @@ use crate::root::shard::ListRef;
 use crate::root::state::{HolderInfo, ROOT_BYTES_MAX, Root, SessionId};
 use crate::root::view::RootView;
 use async_trait::async_trait;
+use bkfs_chunker::crypto::{Class, Features};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{Class, Features};
 use bkfs_store::{Store, StoreError, StoreErrorKind, Version};
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ async fn commit(handle: &RootHandle, session: &OpenSession, number: u64) {
     let uploads = Fake::new(&Arc::new(Shelf::default()), handle, session.id());
     let lists = Lists::new(handle.store().clone(), keyring());
     let volume = session.volume().expect("it has one");
-    let committer = Committer::new(handle.clone(), lists, session.id(), volume, uploads);
+    let committer = RootCommitter::new(handle.clone(), lists, session.id(), volume, uploads);
     let committer = committer.expect("it holds the volume");
     committer.commit(tree(number)).await.expect("committed");
 }
@@ -399,27 +399,33 @@ pub(super) async fn store_blindly(store: &dyn Store, base: &RootView) {
 async fn a_lost_commit_is_blamed_on_the_store() {
     let store = memory().await;
     let remembering = Arc::new(VolatileMemory::default());
-    let victim = open(store.clone(), 1, remembering.clone())
+    let ended_session = open(store.clone(), 1, remembering.clone())
         .await
         .expect("there");
     let survivor = process(store.clone(), 2).await;
-    let mine = enter(&victim, "main").await;
+    let mine = enter(&ended_session, "main").await;
     let theirs = enter(&survivor, "other").await;
-    victim.refresh().await.expect("both know one root");
+    ended_session.refresh().await.expect("both know one root");
     let late = survivor.current();
 
-    commit(&victim, &mine, 1).await;
+    commit(&ended_session, &mine, 1).await;
     // The survivor decided on the older root, and overwrites the newer one.
     store_blindly(&*store, &late).await;
 
     let mut change = Touch(mine.id());
-    let error = victim.update(&mut change).await.expect_err("it is lost");
+    let error = ended_session
+        .update(&mut change)
+        .await
+        .expect_err("it is lost");
     assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
     assert!(error.to_string().contains("not atomic"));
     survivor.refresh().await.expect("it sees no wrong");
     let later = process(store.clone(), 5).await;
     touch(&later, &theirs).await;
-    let error = victim.refresh().await.expect_err("it is lost for good");
+    let error = ended_session
+        .refresh()
+        .await
+        .expect_err("it is lost for good");
     assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
     let error = judged(&store, &remembering).await.expect("remembered");
     assert!(matches!(error, RootError::NotDescended { .. }), "{error}");

@@ -134,9 +134,9 @@ pub const SPOOL_ELSEWHERE: Scenario = Scenario {
     machines: [0, 1, 0, 2],
     reaches: &[
         Event::KeptAcknowledged,
-        Event::GroundLeft,
-        Event::GroundHeldBack,
-        Event::GroundClaimed,
+        Event::RecoveryBaseLeft,
+        Event::RecoveryBaseHeldBack,
+        Event::RecoveryBaseClaimed,
         Event::Deleted,
     ],
     ..QUIET

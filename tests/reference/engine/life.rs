@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs::mounting::settings::Settings;
-use bkfs::mounting::{Assembled, Plan};
+use bkfs::mounting::{Assembled, MountPlan};
 use bkfs::repository::{Opening, Repository, create_in, open_in};
 use bkfs::restore::job::Options;
 use bkfs::restore::restore;
 use bkfs::volume::publish::SnapshotRequest;
-use bkfs_chunker::depot::DepotConfig;
+use bkfs_chunker::content_store::ContentStoreConfig;
 use bkfs_fuse::MountOptions;
 use bkfs_store::{Store, StoreOptions, parse_url};
 use tokio::runtime::Runtime;
@@ -43,9 +43,9 @@ impl Engine {
             key: None,
             url: parse_url("/memory").expect("url"),
             store: StoreOptions::default(),
-            depot: DepotConfig {
+            content_store: ContentStoreConfig {
                 cache_dir: None,
-                ..DepotConfig::default()
+                ..ContentStoreConfig::default()
             },
             timeout: Duration::from_secs(10),
             min_generation: 0,
@@ -62,7 +62,7 @@ impl Engine {
     }
 
     fn open(&mut self) {
-        let plan = Plan {
+        let plan = MountPlan {
             repository: Arc::new(self.repository()),
             mount_point: "/nowhere".into(),
             options: MountOptions::default(),

@@ -34,10 +34,10 @@ pub enum DiskOperation {
 
 /// A disk in memory. Clones share one disk.
 #[derive(Debug, Clone, Default)]
-pub struct SimulatedDisk(Arc<Mutex<State>>);
+pub struct SimulatedDisk(Arc<Mutex<SimulatedState>>);
 
 #[derive(Debug, Default)]
-struct State {
+struct SimulatedState {
     directories: BTreeSet<PathBuf>,
     files: BTreeMap<PathBuf, SimulatedFile>,
     /// Removed names whose directory was not flushed since.

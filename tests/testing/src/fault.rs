@@ -155,7 +155,7 @@ impl fmt::Debug for LateWrite {
 }
 
 #[derive(Debug, Default)]
-struct Plan {
+struct FaultPlan {
     strikes: Vec<Strike>,
     struck: u64,
     requests: u64,
@@ -166,7 +166,7 @@ struct Plan {
 #[derive(Clone, Debug)]
 pub struct FaultStore {
     inner: Arc<dyn Store>,
-    plan: Arc<Mutex<Plan>>,
+    plan: Arc<Mutex<FaultPlan>>,
 }
 
 /// The faults of a request that concern its answer.

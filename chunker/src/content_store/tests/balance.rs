@@ -52,10 +52,10 @@ fn stored_bytes(world: &World) -> usize {
 /// Returns the number of stored blobs.
 async fn store_until_held_back(world: &mut World, blob: impl Fn(usize) -> Bytes) -> usize {
     world.config.workers = 1;
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let (release, held) = std::sync::mpsc::channel::<()>();
-    let workers = depot.shared().workers.clone();
+    let workers = content_store.shared().workers.clone();
     let busy = tokio::spawn(async move { workers.run(move |_| held.recv()).await });
     let mut taken = 0;
     let mut waiting = loop {
@@ -102,8 +102,8 @@ async fn workers_that_are_behind_give_bytes_for_time() {
     let count = store_until_held_back(&mut hurried, blob).await;
     check_blobs(&hurried, count, blob).await;
     let mut even = World::new(37, true);
-    let depot = even.loaded().await;
-    let ingest = even.ingest(&depot);
+    let content_store = even.loaded().await;
+    let ingest = even.ingest(&content_store);
     for number in 0..count {
         let stored = ingest.store_blob(Kind::Chunk, blob(number)).await;
         stored.expect("stores");
@@ -124,8 +124,8 @@ async fn workers_that_are_ahead_give_time_for_bytes() {
             Operation::PutNew => verdict,
             _ => Verdict::Pass,
         });
-        let depot = world.loaded().await;
-        let ingest = world.ingest(&depot);
+        let content_store = world.loaded().await;
+        let ingest = world.ingest(&content_store);
         let file = words(38, 64 * MIB);
         let run = store_file(&ingest, Profile::Grid, &file, MIB).await;
         world.commit(&ingest).await;
@@ -146,15 +146,15 @@ async fn a_spool_that_fills_is_waited_for_as_the_store_is() {
     let mut stored = Vec::new();
     for is_absent in [false, true] {
         let mut world = World::new(39, true);
-        let depot = world.loaded().await;
+        let content_store = world.loaded().await;
         let disk = SimulatedDisk::new();
-        let ingest = world.spooling(&depot, &disk, 256 << 20).await;
+        let ingest = world.spooling(&content_store, &disk, 256 << 20).await;
         if is_absent {
             world.absent(Verdict::Fail(StoreErrorKind::Unreachable));
         }
         let file = words(39, 64 * MIB);
         let run = store_file(&ingest, Profile::Grid, &file, MIB).await;
-        assert_eq!(depot.metrics().bytes_spooled > 0, is_absent);
+        assert_eq!(content_store.metrics().bytes_spooled > 0, is_absent);
         world.bucket.behave();
         world.commit(&ingest).await;
         stored.push(stored_bytes(&world));

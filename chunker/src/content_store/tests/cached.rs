@@ -19,9 +19,9 @@ fn files_below(directory: &std::path::Path) -> Vec<PathBuf> {
 
 /// Drops a depot, and waits until its fetches have written to the disk: a fetch answers before it
 /// writes.
-async fn leave(depot: Depot) {
-    let reader = Arc::downgrade(&depot.shared().reader);
-    drop(depot);
+async fn leave(content_store: ContentStore) {
+    let reader = Arc::downgrade(&content_store.shared().reader);
+    drop(content_store);
     let written = async {
         while reader.strong_count() > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -36,26 +36,26 @@ async fn a_restart_fetches_nothing_twice() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut world = World::new(20, true);
     world.cache_dir = Some(directory.path().to_owned());
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let file = content(20, 5 * MIB);
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
     world.commit(&ingest).await;
-    drop((ingest, depot));
+    drop((ingest, content_store));
     world.loaded().await;
 
-    let depot = world.loaded().await;
-    assert!(read_file(&depot, &stored).await.expect("reads") == file);
-    let fetched = depot.metrics();
+    let content_store = world.loaded().await;
+    assert!(read_file(&content_store, &stored).await.expect("reads") == file);
+    let fetched = content_store.metrics();
     assert!(fetched.cache_misses > 0 && fetched.disk_cache_bytes > 0);
     world.bucket.forget_requests();
-    assert!(read_file(&depot, &stored).await.expect("reads") == file);
-    assert!(depot.metrics().memory_hits > 0);
-    leave(depot).await;
+    assert!(read_file(&content_store, &stored).await.expect("reads") == file);
+    assert!(content_store.metrics().memory_hits > 0);
+    leave(content_store).await;
 
-    let depot = world.loaded().await;
-    assert!(read_file(&depot, &stored).await.expect("reads") == file);
-    let metrics = depot.metrics();
+    let content_store = world.loaded().await;
+    assert!(read_file(&content_store, &stored).await.expect("reads") == file);
+    let metrics = content_store.metrics();
     assert_eq!((metrics.get_requests, metrics.cache_misses), (0, 0));
     assert!(metrics.disk_hits > 0);
     for operation in Operation::ALL {
@@ -66,8 +66,8 @@ async fn a_restart_fetches_nothing_twice() {
 #[tokio::test]
 async fn nothing_is_kept_on_disk_where_requests_cost_little() {
     let mut world = World::new(29, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let file = content(29, 5 * MIB);
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
     world.commit(&ingest).await;
@@ -76,9 +76,9 @@ async fn nothing_is_kept_on_disk_where_requests_cost_little() {
     let directory = tempfile::tempdir().expect("a directory");
     world.cache_dir = Some(directory.path().to_owned());
     world.config.saves_requests = false;
-    let depot = world.loaded().await;
-    assert!(read_file(&depot, &stored).await.expect("reads") == file);
-    let metrics = depot.metrics();
+    let content_store = world.loaded().await;
+    assert!(read_file(&content_store, &stored).await.expect("reads") == file);
+    let metrics = content_store.metrics();
     assert!(metrics.cache_misses > 0);
     assert_eq!(metrics.disk_cache_bytes, 0);
 }
@@ -88,14 +88,14 @@ async fn torn_and_foreign_cache_files_are_misses() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut world = World::new(21, false);
     world.cache_dir = Some(directory.path().to_owned());
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let file = content(21, 4 * MIB);
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
     world.commit(&ingest).await;
-    let depot = world.loaded().await;
-    read_file(&depot, &stored).await.expect("reads");
-    leave(depot).await;
+    let content_store = world.loaded().await;
+    read_file(&content_store, &stored).await.expect("reads");
+    leave(content_store).await;
     for (number, path) in files_below(directory.path()).into_iter().enumerate() {
         let mut bytes = fs::read(&path).expect("reads");
         match number % 3 {
@@ -108,28 +108,32 @@ async fn torn_and_foreign_cache_files_are_misses() {
         }
         fs::write(&path, bytes).expect("writes");
     }
-    let depot = world.loaded().await;
-    assert!(read_file(&depot, &stored).await.expect("reads") == file);
-    assert!(depot.metrics().cache_misses > 0);
-    assert_eq!(depot.metrics().damaged, 0, "the bucket is not to blame");
+    let content_store = world.loaded().await;
+    assert!(read_file(&content_store, &stored).await.expect("reads") == file);
+    assert!(content_store.metrics().cache_misses > 0);
+    assert_eq!(
+        content_store.metrics().damaged,
+        0,
+        "the bucket is not to blame"
+    );
     // The cache files that were fetched again are whole.
-    leave(depot).await;
-    let depot = world.loaded().await;
-    assert!(read_file(&depot, &stored).await.expect("reads") == file);
-    assert_eq!(depot.metrics().get_requests, 0);
+    leave(content_store).await;
+    let content_store = world.loaded().await;
+    assert!(read_file(&content_store, &stored).await.expect("reads") == file);
+    assert_eq!(content_store.metrics().get_requests, 0);
 }
 
 #[tokio::test]
 async fn a_cache_that_cannot_be_written_only_costs_time() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut world = World::new(22, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let file = content(22, 4 * MIB);
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
     world.commit(&ingest).await;
     world.cache_dir = Some(directory.path().to_owned());
-    let depot = world.depot();
+    let content_store = world.content_store();
     for part in ["packs", "index"] {
         let repository = directory
             .path()
@@ -137,10 +141,12 @@ async fn a_cache_that_cannot_be_written_only_costs_time() {
         fs::remove_dir_all(repository.join(part)).expect("is there");
         fs::write(repository.join(part), b"in the way").expect("writes");
     }
-    let loaded = depot.load_index(&world.index, &HashSet::new()).await;
+    let loaded = content_store
+        .load_index(&world.index, &HashSet::new())
+        .await;
     loaded.expect("the index stays in memory");
     for _ in 0..2 {
-        assert!(read_file(&depot, &stored).await.expect("reads") == file);
+        assert!(read_file(&content_store, &stored).await.expect("reads") == file);
     }
 }
 
@@ -150,30 +156,30 @@ async fn the_cache_on_disk_stays_within_its_bound() {
     let mut world = World::new(23, true);
     world.cache_dir = Some(directory.path().to_owned());
     world.config.cache_bytes = 3 << 20;
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let file = noise(23, 8 * MIB);
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
     world.commit(&ingest).await;
-    let depot = world.loaded().await;
+    let content_store = world.loaded().await;
     for _ in 0..2 {
-        assert!(read_file(&depot, &stored).await.expect("reads") == file);
+        assert!(read_file(&content_store, &stored).await.expect("reads") == file);
     }
-    let used = depot.metrics().disk_cache_bytes;
+    let used = content_store.metrics().disk_cache_bytes;
     assert!(used > 0 && used <= 3 << 20, "{used}");
 }
 
 #[tokio::test]
 async fn many_readers_share_one_fetch() {
     let mut world = World::new(24, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let file = noise(24, 2 * MIB);
     let stored = store_file(&ingest, Profile::Content, &file, 2 * MIB).await;
     world.commit(&ingest).await;
-    let depot = world.loaded().await;
+    let content_store = world.loaded().await;
     world.bucket.forget_requests();
-    let reads = (0..20).map(|_| read_file(&depot, &stored));
+    let reads = (0..20).map(|_| read_file(&content_store, &stored));
     for read in futures::future::join_all(reads).await {
         assert!(read.expect("reads") == file);
     }
@@ -188,27 +194,34 @@ async fn many_readers_share_one_fetch() {
 #[tokio::test]
 async fn a_prefetch_fills_the_cache_and_has_its_bounds() {
     let mut world = World::new(25, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let file = noise(25, 2 * MIB);
     let stored = store_file(&ingest, Profile::Content, &file, 2 * MIB).await;
     world.commit(&ingest).await;
-    let depot = world.loaded().await;
-    let prefetch = depot.prefetch(2 * MIB as u64).expect("there is room");
+    let content_store = world.loaded().await;
+    let prefetch = content_store
+        .prefetch(2 * MIB as u64)
+        .expect("there is room");
     prefetch.bring(&pieces(&stored)).await;
     world.bucket.forget_requests();
-    assert!(read_file(&depot, &stored).await.expect("reads") == file);
+    assert!(read_file(&content_store, &stored).await.expect("reads") == file);
     assert_eq!(world.bucket.requests(Operation::GetRange, "data/"), 0);
-    let most = depot.prefetch_bytes_max();
-    let first = depot.prefetch(most - 1).expect("there is room");
-    assert!(depot.prefetch(2).is_none());
-    let second = depot.prefetch(1);
-    assert!(second.is_some() && depot.prefetch(1).is_none());
+    let most = content_store.prefetch_bytes_max();
+    let first = content_store.prefetch(most - 1).expect("there is room");
+    assert!(content_store.prefetch(2).is_none());
+    let second = content_store.prefetch(1);
+    assert!(second.is_some() && content_store.prefetch(1).is_none());
     drop(first);
-    let again = depot.prefetch(most - 1).expect("there is room again");
+    let again = content_store
+        .prefetch(most - 1)
+        .expect("there is room again");
     drop(second);
     again.bring(&pieces(&stored)).await;
-    assert!(depot.prefetch(most).is_some(), "all of it was given back");
+    assert!(
+        content_store.prefetch(most).is_some(),
+        "all of it was given back"
+    );
 }
 
 /// A high-latency link stays busy only if the second request does not wait for the answer to the
@@ -219,11 +232,11 @@ async fn a_prefetch_asks_for_all_of_it_at_once() {
     world.config.memory.fetch_bytes = 64 << 20;
     world.config.memory.cache_bytes = 64 << 20;
     world.config.downloads = 64;
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let stored = store_file(&ingest, Profile::Content, &noise(26, 24 * MIB), MIB).await;
     world.commit(&ingest).await;
-    let depot = world.loaded().await;
+    let content_store = world.loaded().await;
     let packs = world.bucket.count("data/") as u64;
     assert!(packs > 16, "{packs} packs");
     world
@@ -233,7 +246,9 @@ async fn a_prefetch_asks_for_all_of_it_at_once() {
             false => Verdict::Pass,
         });
     world.bucket.forget_requests();
-    let prefetch = depot.prefetch(24 * MIB as u64).expect("there is room");
+    let prefetch = content_store
+        .prefetch(24 * MIB as u64)
+        .expect("there is room");
     let pieces = pieces(&stored);
     let bringing = tokio::spawn(async move { prefetch.bring(&pieces).await });
     for _ in 0..10_000 {
@@ -249,8 +264,8 @@ async fn a_prefetch_asks_for_all_of_it_at_once() {
 async fn a_place_that_is_returned_to_is_fetched_whole() {
     let mut world = World::new(27, true);
     world.config.memory.cache_bytes = 64 << 20;
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let mut files = Vec::new();
     for number in 0..200 {
         let file = noise(2700 + number, 20_000);
@@ -261,11 +276,11 @@ async fn a_place_that_is_returned_to_is_fetched_whole() {
     let packs = world.bucket.count("data/") as u64;
     assert!(packs >= 3, "{packs} packs");
 
-    let depot = world.loaded().await;
+    let content_store = world.loaded().await;
     world.bucket.forget_requests();
     for step in 0..files.len() {
         let (file, stored) = &files[step * 77 % files.len()];
-        assert!(read_file(&depot, stored).await.expect("reads") == *file);
+        assert!(read_file(&content_store, stored).await.expect("reads") == *file);
     }
     let ranges = world.bucket.requests(Operation::GetRange, "data/");
     assert!(
@@ -274,21 +289,21 @@ async fn a_place_that_is_returned_to_is_fetched_whole() {
     );
 
     // A reader with random access gets no extra data.
-    let depot = world.loaded().await;
-    let before = depot.metrics().bytes_fetched;
+    let content_store = world.loaded().await;
+    let before = content_store.metrics().bytes_fetched;
     for number in [0, 100] {
         let (file, stored) = &files[number];
-        assert!(read_file(&depot, stored).await.expect("reads") == *file);
+        assert!(read_file(&content_store, stored).await.expect("reads") == *file);
     }
-    let fetched = depot.metrics().bytes_fetched - before;
+    let fetched = content_store.metrics().bytes_fetched - before;
     assert!(fetched < 300_000, "{fetched} bytes for two frames");
 
     // No neighbours are fetched where requests cost little.
     world.config.saves_requests = false;
-    let depot = world.loaded().await;
+    let content_store = world.loaded().await;
     world.bucket.forget_requests();
     for (file, stored) in &files {
-        assert!(read_file(&depot, stored).await.expect("reads") == *file);
+        assert!(read_file(&content_store, stored).await.expect("reads") == *file);
     }
     let ranges = world.bucket.requests(Operation::GetRange, "data/");
     assert!(ranges > 6 * packs, "{ranges} requests for {packs} packs");
@@ -300,8 +315,8 @@ async fn a_place_that_is_returned_to_is_fetched_whole() {
 async fn neighbours_are_bounded_by_what_they_decode_to() {
     let mut world = World::new(28, true);
     world.config.memory.cache_bytes = 128 << 20;
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let mut files = Vec::new();
     for number in 0..256 {
         let word = noise(2800 + number, 16);
@@ -311,10 +326,10 @@ async fn neighbours_are_bounded_by_what_they_decode_to() {
     }
     world.commit(&ingest).await;
     assert_eq!(world.bucket.count("data/"), 1, "32 MiB in one small pack");
-    let depot = world.loaded().await;
+    let content_store = world.loaded().await;
     world.bucket.forget_requests();
     for (file, stored) in &files {
-        assert!(read_file(&depot, stored).await.expect("reads") == *file);
+        assert!(read_file(&content_store, stored).await.expect("reads") == *file);
     }
     let ranges = world.bucket.requests(Operation::GetRange, "data/");
     assert!((5..=12).contains(&ranges), "{ranges} requests");

@@ -43,8 +43,8 @@ fn names(delivered: &Delivered) -> Vec<PackName> {
 #[tokio::test(start_paused = true)]
 async fn a_pack_that_is_there_before_what_it_refers_to_is_not_named() {
     let mut world = World::new(70, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     // The requested pack, a child, and its parent, which arrives first.
     take_times(&world, &[5, 10, 0]);
     let first = ingest.store_blob(Kind::Node, noise(7, 1000)).await;
@@ -69,12 +69,12 @@ async fn a_pack_that_is_there_before_what_it_refers_to_is_not_named() {
 #[tokio::test(start_paused = true)]
 async fn a_pack_on_the_disk_whose_child_is_in_memory_is_not_named() {
     let mut world = World::new(71, true);
-    let depot = world.loaded().await;
+    let content_store = world.loaded().await;
     world.sessions += 1;
     let disk: Arc<dyn Disk> = Arc::new(SimulatedDisk::new());
     let spool = Spool::create(disk, Path::new("/spool"), world.sessions, 64 << 20).await;
     let spool = spool.expect("a spool");
-    let ingest = Ingest::with_spool(depot.clone(), world.sessions, Some(spool));
+    let ingest = Ingest::with_spool(content_store.clone(), world.sessions, Some(spool));
     world.absent(Verdict::Hang);
     let seen = Mutex::new(Vec::new());
     let keep = async {

@@ -11,17 +11,17 @@ use super::*;
 #[tokio::test]
 async fn a_frame_whose_fetch_is_abandoned_is_asked_for_again() {
     let mut world = World::new(33, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let blob = noise(33, 10_000);
     let stored = ingest.store_blob(Kind::Chunk, blob.clone()).await;
     let id = stored.expect("stores");
     world.commit(&ingest).await;
-    let depot = world.loaded().await;
-    let begun = depot.shared().reader.begin_in_vain(&id);
+    let content_store = world.loaded().await;
+    let begun = content_store.shared().reader.begin_in_vain(&id);
     let reading = tokio::spawn({
-        let depot = depot.clone();
-        async move { depot.read_blob(Kind::Chunk, id).await }
+        let content_store = content_store.clone();
+        async move { content_store.read_blob(Kind::Chunk, id).await }
     });
     // The reader waits for the fetch of another caller, which ends without an answer.
     for _ in 0..10 {
@@ -33,10 +33,10 @@ async fn a_frame_whose_fetch_is_abandoned_is_asked_for_again() {
 
 /// Stores two files with a commit after each. Returns the files committed before the first error,
 /// and that error.
-async fn job(world: &mut World) -> (Vec<(StoredRun, Bytes)>, Option<DepotError>) {
+async fn job(world: &mut World) -> (Vec<(StoredRun, Bytes)>, Option<ContentError>) {
     let mut acknowledged = Vec::new();
-    let depot = world.depot();
-    let ingest = world.ingest(&depot);
+    let content_store = world.content_store();
+    let ingest = world.ingest(&content_store);
     for number in 0..2 {
         let file = content(300 + number, 2 * MIB);
         let stored = ingest
@@ -81,7 +81,7 @@ async fn sweep(verdict: Verdict, times: u64, must_succeed: bool) {
         if let Some(error) = &error {
             assert!(!must_succeed, "request {number}: {error}");
             assert!(
-                matches!(error.cause(), DepotError::Store(_)),
+                matches!(error.cause(), ContentError::Store(_)),
                 "request {number}: {error}"
             );
         } else {
@@ -136,8 +136,8 @@ async fn a_write_that_is_refused_for_good_is_a_clear_error() {
 async fn expired_credentials_drop_nothing() {
     sweep(Verdict::Fail(StoreErrorKind::Denied), 6, true).await;
     let mut world = World::new(39, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     world
         .bucket
         .script(|operation, _| match operation.is_write() {
@@ -151,7 +151,7 @@ async fn expired_credentials_drop_nothing() {
         stalled.to_string().contains("as told"),
         "{stalled} says why"
     );
-    assert!(matches!(stalled, DepotError::Stalled { .. }));
+    assert!(matches!(stalled, ContentError::Stalled { .. }));
     world.bucket.behave();
     world.commit(&ingest).await;
     assert!(
@@ -167,9 +167,9 @@ async fn expired_credentials_drop_nothing() {
 async fn a_refusal_after_a_long_silence_is_waited_out() {
     let silence = Duration::from_secs(2000);
     let mut world = World::new(40, true);
-    let depot = world.loaded().await;
-    depot.bear_refusals();
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    content_store.bear_refusals();
+    let ingest = world.ingest(&content_store);
     let (begin, refused) = (tokio::time::Instant::now(), AtomicU64::new(0));
     world.bucket.script(move |operation, _| {
         if !operation.is_write() {
@@ -185,7 +185,7 @@ async fn a_refusal_after_a_long_silence_is_waited_out() {
     let file = noise(40, MIB);
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
     let stalled = ingest.seal(&[]).await.expect_err("no answer");
-    assert!(matches!(stalled, DepotError::Stalled { .. }), "{stalled}");
+    assert!(matches!(stalled, ContentError::Stalled { .. }), "{stalled}");
     tokio::time::sleep(silence).await;
     world.commit(&ingest).await;
     let read = read_file(&world.loaded().await, &stored).await;
@@ -195,8 +195,8 @@ async fn a_refusal_after_a_long_silence_is_waited_out() {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_lost_something_takes_nothing_more() {
     let mut world = World::new(31, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     world.bucket.script(|operation, key| match operation {
         Operation::PutNew if key.starts_with("data/") => Verdict::Fail(StoreErrorKind::NoSpace),
         _ => Verdict::Pass,
@@ -207,8 +207,8 @@ async fn a_session_that_lost_something_takes_nothing_more() {
         .seal(&[])
         .await
         .expect_err("the data is not in the bucket");
-    assert!(matches!(failed, DepotError::Failed(_)));
-    let DepotError::Store(cause) = failed.cause() else {
+    assert!(matches!(failed, ContentError::Failed(_)));
+    let ContentError::Store(cause) = failed.cause() else {
         panic!("{failed}");
     };
     assert_eq!(cause.kind(), StoreErrorKind::NoSpace);
@@ -216,12 +216,20 @@ async fn a_session_that_lost_something_takes_nothing_more() {
     let more = ingest
         .store_run(Profile::Content, 0, vec![noise(32, 100)], true)
         .await;
-    assert!(matches!(more, Err(DepotError::Failed(_))));
+    assert!(matches!(more, Err(ContentError::Failed(_))));
     let blob = ingest.store_blob(Kind::Node, noise(33, 100)).await;
-    assert!(matches!(blob, Err(DepotError::Failed(_))));
-    assert!(matches!(ingest.seal(&[]).await, Err(DepotError::Failed(_))));
+    assert!(matches!(blob, Err(ContentError::Failed(_))));
+    assert!(matches!(
+        ingest.seal(&[]).await,
+        Err(ContentError::Failed(_))
+    ));
     assert!(ingest.failure().is_some());
-    assert!(read_file(&depot, &stored).await.expect("is here still") == file);
+    assert!(
+        read_file(&content_store, &stored)
+            .await
+            .expect("is here still")
+            == file
+    );
     assert_eq!(
         world.bucket.count("meta/") + world.bucket.count("index/"),
         0,
@@ -233,8 +241,8 @@ async fn a_session_that_lost_something_takes_nothing_more() {
 async fn a_store_that_hangs_stalls_waiters_and_loses_nothing() {
     let mut world = World::new(32, true);
     world.config.timeout_ms = 60_000;
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     world.bucket.script(|operation, _| match operation {
         Operation::PutNew => Verdict::Fail(StoreErrorKind::Unreachable),
         _ => Verdict::Pass,
@@ -244,11 +252,16 @@ async fn a_store_that_hangs_stalls_waiters_and_loses_nothing() {
     let begin = tokio::time::Instant::now();
     let stalled = ingest.seal(&[]).await.expect_err("nothing arrives");
     assert!(
-        matches!(stalled, DepotError::Stalled { last: Some(_), .. }),
+        matches!(stalled, ContentError::Stalled { last: Some(_), .. }),
         "{stalled}"
     );
     assert_eq!(begin.elapsed().as_secs(), 60);
-    assert!(read_file(&depot, &stored).await.expect("is here still") == file);
+    assert!(
+        read_file(&content_store, &stored)
+            .await
+            .expect("is here still")
+            == file
+    );
     // Writers are held back when the budget is used up, and then get an error.
     let mut held_back = false;
     for number in 0..40 {
@@ -256,13 +269,13 @@ async fn a_store_that_hangs_stalls_waiters_and_loses_nothing() {
             .store_run(Profile::Content, 0, vec![noise(3200 + number, MIB)], true)
             .await;
         if let Err(error) = more {
-            assert!(matches!(error, DepotError::Stalled { .. }), "{error}");
+            assert!(matches!(error, ContentError::Stalled { .. }), "{error}");
             held_back = true;
             break;
         }
     }
     assert!(held_back);
-    assert!(depot.metrics().pending_peak_bytes <= 24 << 20);
+    assert!(content_store.metrics().pending_peak_bytes <= 24 << 20);
     world.bucket.behave();
     world.commit(&ingest).await;
     let elsewhere = world.loaded().await;
@@ -272,8 +285,8 @@ async fn a_store_that_hangs_stalls_waiters_and_loses_nothing() {
 #[tokio::test(start_paused = true)]
 async fn memory_stays_within_the_budget_when_the_store_is_slow() {
     let mut world = World::new(33, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     world.bucket.script(|operation, _| match operation {
         Operation::PutNew => Verdict::Wait(Duration::from_secs(20)),
         _ => Verdict::Pass,
@@ -281,7 +294,7 @@ async fn memory_stays_within_the_budget_when_the_store_is_slow() {
     let file = noise(33, 64 * MIB);
     let stored = store_file(&ingest, Profile::Content, &file, 4 * MIB).await;
     world.commit(&ingest).await;
-    let metrics = depot.metrics();
+    let metrics = content_store.metrics();
     assert!(
         metrics.pending_peak_bytes <= 24 << 20,
         "{}",
@@ -300,12 +313,12 @@ async fn memory_stays_within_the_budget_when_the_store_is_slow() {
 #[tokio::test(start_paused = true)]
 async fn reads_survive_a_store_that_fails_for_a_while() {
     let mut world = World::new(34, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let file = content(34, 3 * MIB);
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
     world.commit(&ingest).await;
-    let depot = world.depot();
+    let content_store = world.content_store();
     let count = AtomicU64::new(0);
     world
         .bucket
@@ -314,22 +327,31 @@ async fn reads_survive_a_store_that_fails_for_a_while() {
             1 => Verdict::Fail(StoreErrorKind::Unreachable),
             _ => Verdict::Fail(StoreErrorKind::Throttled),
         });
-    let loaded = depot.load_index(&world.index, &HashSet::new()).await;
+    let loaded = content_store
+        .load_index(&world.index, &HashSet::new())
+        .await;
     loaded.expect("loads in the end");
-    assert!(read_file(&depot, &stored).await.expect("reads in the end") == file);
-    assert!(depot.metrics().retries > 0);
+    assert!(
+        read_file(&content_store, &stored)
+            .await
+            .expect("reads in the end")
+            == file
+    );
+    assert!(content_store.metrics().retries > 0);
     world.bucket.script(|_, _| Verdict::Hang);
-    let depot = world.depot();
-    let hangs = depot.load_index(&world.index, &HashSet::new()).await;
-    assert!(matches!(hangs, Err(DepotError::Stalled { .. })));
+    let content_store = world.content_store();
+    let hangs = content_store
+        .load_index(&world.index, &HashSet::new())
+        .await;
+    assert!(matches!(hangs, Err(ContentError::Stalled { .. })));
 }
 
 #[tokio::test(start_paused = true)]
 async fn damage_is_an_error_of_that_range_only() {
     for is_sealed in [true, false] {
         let mut world = World::new(35, is_sealed);
-        let depot = world.loaded().await;
-        let ingest = world.ingest(&depot);
+        let content_store = world.loaded().await;
+        let ingest = world.ingest(&content_store);
         let file = noise(35, 4 * MIB);
         let stored = store_file(&ingest, Profile::Content, &file, 4 * MIB).await;
         world.commit(&ingest).await;
@@ -337,17 +359,17 @@ async fn damage_is_an_error_of_that_range_only() {
         let mut bytes = world.bucket.bytes(&key).to_vec();
         bytes[300_000] ^= 1;
         world.bucket.overwrite(&key, Bytes::from(bytes));
-        let depot = world.loaded().await;
+        let content_store = world.loaded().await;
         let mut damaged = 0;
         for (extent, answer) in stored
             .extents
             .iter()
-            .zip(depot.read_each(&pieces(&stored)).await)
+            .zip(content_store.read_each(&pieces(&stored)).await)
         {
             let start = extent.offset as usize;
             match answer {
                 Ok(parts) => assert!(parts.concat() == file[start..start + extent.length as usize]),
-                Err(DepotError::Damaged { object, .. }) => {
+                Err(ContentError::Damaged { object, .. }) => {
                     assert_eq!(object, key);
                     damaged += 1;
                 }
@@ -356,11 +378,11 @@ async fn damage_is_an_error_of_that_range_only() {
         }
         assert!((1..=3).contains(&damaged), "{damaged} extents");
         // The next write of the same data stores it again, which heals it.
-        let ingest = world.ingest(&depot);
+        let ingest = world.ingest(&content_store);
         let again = store_file(&ingest, Profile::Content, &file, 4 * MIB).await;
         assert_eq!(stored, again);
         world.commit(&ingest).await;
-        assert!(read_file(&depot, &stored).await.expect("reads") == file);
+        assert!(read_file(&content_store, &stored).await.expect("reads") == file);
         let elsewhere = world.loaded().await;
         assert!(
             read_file(&elsewhere, &stored).await.expect("reads") == file,
@@ -372,12 +394,12 @@ async fn damage_is_an_error_of_that_range_only() {
 #[tokio::test(start_paused = true)]
 async fn what_is_garbled_on_the_way_is_fetched_once_more() {
     let mut world = World::new(38, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let file = noise(38, 3 * MIB);
     let stored = store_file(&ingest, Profile::Content, &file, 3 * MIB).await;
     world.commit(&ingest).await;
-    let depot = world.loaded().await;
+    let content_store = world.loaded().await;
     let seen = parking_lot::Mutex::new(HashSet::new());
     world.bucket.script(move |operation, key| {
         // The first range that is read of each pack.
@@ -386,53 +408,58 @@ async fn what_is_garbled_on_the_way_is_fetched_once_more() {
             false => Verdict::Pass,
         }
     });
-    assert!(read_file(&depot, &stored).await.expect("reads") == file);
-    assert_eq!(depot.metrics().damaged, 0);
+    assert!(read_file(&content_store, &stored).await.expect("reads") == file);
+    assert_eq!(content_store.metrics().damaged, 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pack_cut_short_still_gives_what_it_has() {
     let mut world = World::new(36, true);
     world.config.pack_bytes = 64 << 20;
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let file = noise(36, 3 * MIB);
     let stored = store_file(&ingest, Profile::Content, &file, 3 * MIB).await;
     world.commit(&ingest).await;
     let key = world.bucket.keys("data/").remove(0);
     let bytes = world.bucket.bytes(&key);
     world.bucket.overwrite(&key, bytes.slice(..2 * MIB));
-    let depot = world.loaded().await;
-    let answers = depot.read_each(&pieces(&stored)).await;
+    let content_store = world.loaded().await;
+    let answers = content_store.read_each(&pieces(&stored)).await;
     assert!(answers.first().is_some_and(Result::is_ok));
     assert!(matches!(
         answers.last(),
-        Some(Err(DepotError::Damaged { .. }))
+        Some(Err(ContentError::Damaged { .. }))
     ));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_missing_pack_says_so() {
     let mut world = World::new(37, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let file = noise(37, 3 * MIB);
     let stored = store_file(&ingest, Profile::Content, &file, 3 * MIB).await;
     world.commit(&ingest).await;
     let key = world.bucket.keys("data/").remove(0);
     world.bucket.remove(&key);
-    let depot = world.loaded().await;
-    let error = read_file(&depot, &stored).await.expect_err("is gone");
-    assert!(matches!(&error, DepotError::Missing { object } if *object == key));
+    let content_store = world.loaded().await;
+    let error = read_file(&content_store, &stored)
+        .await
+        .expect_err("is gone");
+    assert!(matches!(&error, ContentError::Missing { object } if *object == key));
     assert!(error.wants_newer_root());
     world
         .bucket
-        .remove(&world.index[0].name.key(crate::seal::Class::Index));
+        .remove(&world.index[0].name.key(crate::crypto::Class::Index));
     let error = world
-        .depot()
+        .content_store()
         .load_index(&world.index, &HashSet::new())
         .await;
     assert!(error.expect_err("is gone").wants_newer_root());
-    let nobody = world.depot().read_blob(Kind::Node, Id([7; 32])).await;
-    assert!(matches!(nobody, Err(DepotError::Unknown { .. })));
+    let nobody = world
+        .content_store()
+        .read_blob(Kind::Node, Id([7; 32]))
+        .await;
+    assert!(matches!(nobody, Err(ContentError::Unknown { .. })));
 }

@@ -20,9 +20,9 @@ use bytes::Bytes;
 use self::bucket::Bucket;
 use super::*;
 use crate::budget::MemoryBudget;
+use crate::crypto::{RepositoryId, Secrets};
 use crate::extent::{StoredRun, Target};
 use crate::ingest::{Ingest, Profile};
-use crate::seal::{RepositoryId, Secrets};
 
 const MIB: usize = 1 << 20;
 
@@ -32,7 +32,7 @@ struct World {
     keyring: Keyring,
     index: Vec<IndexRef>,
     cache_dir: Option<PathBuf>,
-    config: DepotConfig,
+    config: ContentStoreConfig,
     sessions: u64,
 }
 
@@ -47,7 +47,7 @@ impl World {
             true => Keyring::sealed(repository, secrets),
             false => Keyring::unsealed(repository, secrets),
         };
-        let config = DepotConfig {
+        let config = ContentStoreConfig {
             memory: MemoryBudget {
                 write_bytes: 24 << 20,
                 fetch_bytes: 10 << 20,
@@ -55,7 +55,7 @@ impl World {
             },
             workers: 0,
             pack_bytes: 1 << 20,
-            ..DepotConfig::default()
+            ..ContentStoreConfig::default()
         };
         Self {
             bucket: Arc::new(Bucket::default()),
@@ -67,27 +67,27 @@ impl World {
         }
     }
 
-    fn depot(&self) -> Depot {
-        let config = DepotConfig {
+    fn content_store(&self) -> ContentStore {
+        let config = ContentStoreConfig {
             cache_dir: self.cache_dir.clone(),
             ..self.config.clone()
         };
         let entropy = Arc::new(SeededEntropy::new(self.sessions + 1));
         let store: Arc<dyn Store> = self.bucket.clone();
-        Depot::open(store, self.keyring.clone(), entropy, config).expect("opens")
+        ContentStore::open(store, self.keyring.clone(), entropy, config).expect("opens")
     }
 
     /// Returns a depot that has loaded the root's list.
-    async fn loaded(&self) -> Depot {
-        let depot = self.depot();
-        let loaded = depot.load_index(&self.index, &HashSet::new()).await;
+    async fn loaded(&self) -> ContentStore {
+        let content_store = self.content_store();
+        let loaded = content_store.load_index(&self.index, &HashSet::new()).await;
         loaded.expect("the index loads");
-        depot
+        content_store
     }
 
-    fn ingest(&mut self, depot: &Depot) -> Ingest {
+    fn ingest(&mut self, content_store: &ContentStore) -> Ingest {
         self.sessions += 1;
-        Ingest::new(depot.clone(), self.sessions)
+        Ingest::new(content_store.clone(), self.sessions)
     }
 
     /// Carries out the chunker's part of a commit.
@@ -186,8 +186,11 @@ fn pieces(stored: &StoredRun) -> Vec<Piece> {
 }
 
 /// Reads a whole stored file.
-async fn read_file(depot: &Depot, stored: &StoredRun) -> Result<Bytes, DepotError> {
-    let mut data = depot.read(&pieces(stored)).await?.into_iter();
+async fn read_file(
+    content_store: &ContentStore,
+    stored: &StoredRun,
+) -> Result<Bytes, ContentError> {
+    let mut data = content_store.read(&pieces(stored)).await?.into_iter();
     let mut file = Vec::new();
     for extent in &stored.extents {
         match extent.target {
@@ -203,8 +206,8 @@ async fn files_are_read_back_at_every_stage() {
     for (seed, is_sealed, workers) in [(1, true, 0), (2, false, 0), (3, true, 2)] {
         let mut world = World::new(seed, is_sealed);
         world.config.workers = workers;
-        let depot = world.loaded().await;
-        let ingest = world.ingest(&depot);
+        let content_store = world.loaded().await;
+        let ingest = world.ingest(&content_store);
         let mut files = Vec::new();
         for (number, profile) in [Profile::Grid, Profile::Content, Profile::Raw]
             .into_iter()
@@ -214,7 +217,7 @@ async fn files_are_read_back_at_every_stage() {
             for step in [3 * MIB, MIB / 3] {
                 let stored = store_file(&ingest, profile, &file, step).await;
                 assert!(
-                    read_file(&depot, &stored).await.expect("reads") == file,
+                    read_file(&content_store, &stored).await.expect("reads") == file,
                     "pending"
                 );
                 files.push((stored, file.clone()));
@@ -223,7 +226,7 @@ async fn files_are_read_back_at_every_stage() {
         let sealed = ingest.seal(&world.index).await.expect("seals");
         for (stored, file) in &files {
             assert!(
-                read_file(&depot, stored).await.expect("reads") == *file,
+                read_file(&content_store, stored).await.expect("reads") == *file,
                 "sealed"
             );
         }
@@ -231,10 +234,10 @@ async fn files_are_read_back_at_every_stage() {
         ingest.committed(sealed);
         assert_eq!(ingest.uncommitted_blobs(), 0);
         let elsewhere = world.loaded().await;
-        for depot in [&depot, &elsewhere] {
+        for content_store in [&content_store, &elsewhere] {
             for (stored, file) in &files {
                 assert!(
-                    read_file(depot, stored).await.expect("reads") == *file,
+                    read_file(content_store, stored).await.expect("reads") == *file,
                     "committed"
                 );
             }
@@ -245,8 +248,8 @@ async fn files_are_read_back_at_every_stage() {
 #[tokio::test]
 async fn however_a_file_arrives_it_is_stored_as_the_same_extents() {
     let mut world = World::new(4, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     for profile in [Profile::Grid, Profile::Content, Profile::Raw] {
         let file = content(44, 7 * MIB + 123);
         let whole = store_file(&ingest, profile, &file, file.len()).await;
@@ -271,8 +274,8 @@ async fn however_a_file_arrives_it_is_stored_as_the_same_extents() {
 #[tokio::test]
 async fn pages_and_zeros_are_what_they_should_be() {
     let mut world = World::new(5, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let mut file = vec![0; 4 * MIB];
     file[MIB + 16_384..MIB + 32_768].copy_from_slice(&noise(1, 16_384));
     file[3 * MIB..].copy_from_slice(&noise(2, MIB));
@@ -297,18 +300,21 @@ async fn pages_and_zeros_are_what_they_should_be() {
     ];
     assert_eq!(shape, expected);
     assert!(stored.extents.iter().all(|extent| !extent.open));
-    assert_eq!(depot.metrics().bytes_zero, 3 * MIB as u64 - u64::from(page));
+    assert_eq!(
+        content_store.metrics().bytes_zero,
+        3 * MIB as u64 - u64::from(page)
+    );
 }
 
 #[tokio::test]
 async fn parts_of_targets_are_read() {
     let mut world = World::new(6, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let file = noise(66, 3 * MIB);
     let stored = store_file(&ingest, Profile::Content, &file, 3 * MIB).await;
     world.commit(&ingest).await;
-    let depot = world.loaded().await;
+    let content_store = world.loaded().await;
     let mut asked = Vec::new();
     let mut expected = Vec::new();
     for extent in &stored.extents {
@@ -326,7 +332,7 @@ async fn parts_of_targets_are_read() {
             expected.push(file.slice(start..start + length as usize));
         }
     }
-    let read = depot.read(&asked).await.expect("reads").into_iter();
+    let read = content_store.read(&asked).await.expect("reads").into_iter();
     assert_eq!(
         read.map(|parts| parts.concat()).collect::<Vec<_>>(),
         expected
@@ -335,16 +341,16 @@ async fn parts_of_targets_are_read() {
         length: stored.extents[0].length + 1,
         ..pieces(&stored)[0]
     };
-    let answers = depot.read_each(&[past, pieces(&stored)[1]]).await;
-    assert!(matches!(answers[0], Err(DepotError::Invalid(_))));
+    let answers = content_store.read_each(&[past, pieces(&stored)[1]]).await;
+    assert!(matches!(answers[0], Err(ContentError::Invalid(_))));
     assert!(answers[1].is_ok());
 }
 
 #[tokio::test]
 async fn what_is_there_is_not_stored_again() {
     let mut world = World::new(7, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let file = noise(77, 6 * MIB);
     let first = store_file(&ingest, Profile::Grid, &file, MIB).await;
     world.commit(&ingest).await;
@@ -352,12 +358,12 @@ async fn what_is_there_is_not_stored_again() {
     assert!(packs >= 6);
     // Another session of the same process, and another machine.
     let elsewhere = world.loaded().await;
-    for depot in [&depot, &elsewhere] {
-        let ingest = world.ingest(depot);
-        let before = depot.metrics().bytes_deduplicated;
+    for content_store in [&content_store, &elsewhere] {
+        let ingest = world.ingest(content_store);
+        let before = content_store.metrics().bytes_deduplicated;
         let again = store_file(&ingest, Profile::Grid, &file, 2 * MIB).await;
         assert_eq!(first, again);
-        assert!(depot.metrics().bytes_deduplicated - before >= file.len() as u64);
+        assert!(content_store.metrics().bytes_deduplicated - before >= file.len() as u64);
         assert!(!ingest.relied_on().is_empty());
         let sealed = ingest.seal(&world.index).await.expect("seals");
         assert_eq!((sealed.packs.len(), sealed.new_bytes), (0, 0));
@@ -376,8 +382,8 @@ async fn what_is_there_is_not_stored_again() {
 async fn eight_writers_at_once_store_each_blob_once() {
     let mut world = World::new(8, true);
     world.config.workers = 2;
-    let depot = world.loaded().await;
-    let ingest = Arc::new(world.ingest(&depot));
+    let content_store = world.loaded().await;
+    let ingest = Arc::new(world.ingest(&content_store));
     let tasks = (0..8u64).map(|number| {
         let ingest = Arc::clone(&ingest);
         tokio::spawn(async move {
@@ -408,8 +414,8 @@ async fn eight_writers_at_once_store_each_blob_once() {
 #[tokio::test]
 async fn the_pure_parts_alone_can_read_a_pack() {
     let mut world = World::new(9, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     store_file(&ingest, Profile::Content, &content(9, 2 * MIB), MIB).await;
     world.commit(&ingest).await;
     for key in world
@@ -459,14 +465,14 @@ async fn a_directory_is_a_bucket() {
     let world = World::new(10, true);
     let open = || {
         let entropy = Arc::new(SeededEntropy::new(10));
-        let config = DepotConfig {
+        let config = ContentStoreConfig {
             workers: 2,
             ..world.config.clone()
         };
-        Depot::open(store.clone(), world.keyring.clone(), entropy, config).expect("opens")
+        ContentStore::open(store.clone(), world.keyring.clone(), entropy, config).expect("opens")
     };
-    let depot = open();
-    let ingest = Ingest::new(depot.clone(), 1);
+    let content_store = open();
+    let ingest = Ingest::new(content_store.clone(), 1);
     let mut files = Vec::new();
     for profile in [Profile::Grid, Profile::Content, Profile::Raw] {
         let file = content(100 + profile as u64, 5 * MIB + 1);

@@ -11,8 +11,8 @@ use super::*;
 #[tokio::test]
 async fn a_thousand_seals_keep_the_list_short() {
     let mut world = World::new(40, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let mut blobs = Vec::new();
     for number in 0..1000 {
         let bytes = noise(4000 + number, 300);
@@ -35,10 +35,13 @@ async fn a_thousand_seals_keep_the_list_short() {
     let written = world.bucket.count("index/");
     assert_eq!(written, 1000, "one index object for each seal");
     let elsewhere = world.loaded().await;
-    for depot in [&depot, &elsewhere] {
+    for content_store in [&content_store, &elsewhere] {
         for (id, bytes) in &blobs {
             assert_eq!(
-                depot.read_blob(Kind::Node, *id).await.expect("reads"),
+                content_store
+                    .read_blob(Kind::Node, *id)
+                    .await
+                    .expect("reads"),
                 *bytes
             );
         }
@@ -50,8 +53,8 @@ async fn a_thousand_seals_keep_the_list_short() {
 #[tokio::test]
 async fn a_reader_who_states_a_wrong_kind_spoils_nothing_for_later_ones() {
     let mut world = World::new(44, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let bytes = Bytes::from_static(b"a node");
     let stored = ingest.store_blob(Kind::Node, bytes.clone()).await;
     let id = stored.expect("stored");
@@ -66,8 +69,8 @@ async fn a_reader_who_states_a_wrong_kind_spoils_nothing_for_later_ones() {
 #[tokio::test]
 async fn the_order_of_writes_is_data_then_metadata_then_index() {
     let mut world = World::new(41, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let order = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let seen = Arc::clone(&order);
     world.bucket.script(move |operation, key| {
@@ -94,8 +97,8 @@ async fn nothing_is_sent_before_what_it_names_is_acknowledged() {
     const DATA: Duration = Duration::from_secs(5);
     const METADATA: Duration = Duration::from_secs(3);
     let mut world = World::new(49, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let sent = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let seen = Arc::clone(&sent);
     world.bucket.script(move |operation, key| {
@@ -124,8 +127,8 @@ async fn nothing_is_sent_before_what_it_names_is_acknowledged() {
 #[tokio::test]
 async fn a_conflict_keeps_the_packs_for_the_next_seal() {
     let mut world = World::new(42, true);
-    let depot = world.loaded().await;
-    let (ours, theirs) = (world.ingest(&depot), world.ingest(&depot));
+    let content_store = world.loaded().await;
+    let (ours, theirs) = (world.ingest(&content_store), world.ingest(&content_store));
     let file = noise(42, MIB);
     let stored = store_file(&ours, Profile::Content, &file, MIB).await;
     let sealed = ours.seal(&world.index).await.expect("seals");
@@ -151,8 +154,8 @@ async fn a_conflict_keeps_the_packs_for_the_next_seal() {
 #[tokio::test]
 async fn floors_never_pass_what_is_not_committed() {
     let mut world = World::new(43, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let first = ingest
         .store_blob(Kind::Node, noise(1, 100))
         .await
@@ -196,7 +199,10 @@ async fn floors_never_pass_what_is_not_committed() {
     let sealed = ingest.seal(&world.index).await.expect("seals");
     ingest.committed(sealed);
     assert!(ingest.relied_on().is_empty());
-    depot.read_blob(Kind::Node, late).await.expect("reads");
+    content_store
+        .read_blob(Kind::Node, late)
+        .await
+        .expect("reads");
 }
 
 /// A pack under construction has its name already: a mark drawn now may have later references to
@@ -204,8 +210,8 @@ async fn floors_never_pass_what_is_not_committed() {
 #[tokio::test]
 async fn a_pack_that_is_open_at_the_line_stays_own() {
     let mut world = World::new(50, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let store = async |seed| {
         let stored = ingest.store_blob(Kind::Node, noise(seed, 100 << 10)).await;
         stored.expect("is stored")
@@ -226,37 +232,37 @@ async fn a_pack_that_is_open_at_the_line_stays_own() {
 #[tokio::test]
 async fn condemned_packs_are_read_and_not_referred_to() {
     let mut world = World::new(44, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let file = noise(44, MIB);
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
     let sealed = ingest.seal(&world.index).await.expect("seals");
     let condemned: HashSet<PackName> = sealed.packs.iter().copied().collect();
     world.index.clone_from(&sealed.index);
-    assert_eq!(depot.not_live(&condemned).len(), condemned.len());
+    assert_eq!(content_store.not_live(&condemned).len(), condemned.len());
     ingest.committed(sealed);
-    assert!(depot.not_live(&condemned).is_empty());
-    let depot = world.depot();
-    depot
+    assert!(content_store.not_live(&condemned).is_empty());
+    let content_store = world.content_store();
+    content_store
         .load_index(&world.index, &condemned)
         .await
         .expect("loads");
-    assert_eq!(depot.not_live(&condemned).len(), condemned.len());
+    assert_eq!(content_store.not_live(&condemned).len(), condemned.len());
     // An older root that is loaded late makes no condemned pack live again.
-    depot
+    content_store
         .load_index(&world.index, &HashSet::new())
         .await
         .expect("loads");
-    assert_eq!(depot.not_live(&condemned).len(), condemned.len());
+    assert_eq!(content_store.not_live(&condemned).len(), condemned.len());
     for index in [&[][..], &world.index] {
-        let older = depot.load_index(index, &HashSet::new()).await;
+        let older = content_store.load_index(index, &HashSet::new()).await;
         older.expect("loads");
     }
-    assert_eq!(depot.not_live(&condemned).len(), condemned.len());
-    assert!(read_file(&depot, &stored).await.expect("reads") == file);
-    let ingest = world.ingest(&depot);
+    assert_eq!(content_store.not_live(&condemned).len(), condemned.len());
+    assert!(read_file(&content_store, &stored).await.expect("reads") == file);
+    let ingest = world.ingest(&content_store);
     let refused = ingest.adopt(pieces(&stored)[0].target).await;
-    assert!(matches!(refused, Err(DepotError::Unknown { .. })));
+    assert!(matches!(refused, Err(ContentError::Unknown { .. })));
     assert_eq!(
         store_file(&ingest, Profile::Content, &file, MIB).await,
         stored
@@ -270,13 +276,13 @@ async fn condemned_packs_are_read_and_not_referred_to() {
     // The file is whole without the condemned packs.
     for pack in &condemned {
         for class in [
-            crate::seal::Class::DataPack,
-            crate::seal::Class::MetadataPack,
+            crate::crypto::Class::DataPack,
+            crate::crypto::Class::MetadataPack,
         ] {
             world.bucket.remove(&pack.key(class));
         }
     }
-    let elsewhere = world.depot();
+    let elsewhere = world.content_store();
     elsewhere
         .load_index(&world.index, &condemned)
         .await
@@ -287,17 +293,17 @@ async fn condemned_packs_are_read_and_not_referred_to() {
 #[tokio::test]
 async fn quarantined_chunks_are_stored_again() {
     let mut world = World::new(45, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let page = noise(45, 16_384);
     let stored = store_file(&ingest, Profile::Grid, &page, MIB).await;
     world.commit(&ingest).await;
     let Some(Target::Chunk(id)) = stored.extents[0].target else {
         panic!("a page alone needs no segment");
     };
-    let places = depot.places(&id);
+    let places = content_store.places(&id);
     assert_eq!(places.len(), 1);
-    depot.set_quarantine(places.into_iter().collect());
+    content_store.set_quarantine(places.into_iter().collect());
     let before = world.bucket.count("data/");
     for _ in 0..2 {
         let again = store_file(&ingest, Profile::Grid, &page, MIB).await;
@@ -306,13 +312,13 @@ async fn quarantined_chunks_are_stored_again() {
         // Only once: the new copy is undamaged, and is found from then on.
         assert_eq!(world.bucket.count("data/"), before + 1);
     }
-    assert_eq!(depot.places(&id).len(), 2);
-    let whole = depot.places(&id).into_iter();
-    let whole = whole.map(|place| Place {
+    assert_eq!(content_store.places(&id).len(), 2);
+    let whole = content_store.places(&id).into_iter();
+    let whole = whole.map(|place| PackLocation {
         frame: None,
         ..place
     });
-    depot.set_quarantine(whole.collect());
+    content_store.set_quarantine(whole.collect());
     store_file(&ingest, Profile::Grid, &page, MIB).await;
     world.commit(&ingest).await;
     assert_eq!(world.bucket.count("data/"), before + 2, "whole packs, too");
@@ -321,23 +327,23 @@ async fn quarantined_chunks_are_stored_again() {
 #[tokio::test]
 async fn lists_are_named_by_the_session_and_read_back() {
     let mut world = World::new(46, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let name = ingest.put_list(b"snapshots").await.expect("is written");
     assert_eq!(name.session, ingest.session());
-    let key = name.key(crate::seal::Class::List);
+    let key = name.key(crate::crypto::Class::List);
     let payload =
         world
             .keyring
-            .open_object(crate::seal::Class::List, &key, &world.bucket.bytes(&key));
+            .open_object(crate::crypto::Class::List, &key, &world.bucket.bytes(&key));
     assert_eq!(payload.expect("opens"), b"snapshots");
 }
 
 #[tokio::test(start_paused = true)]
 async fn stores_during_a_seal_belong_to_the_next() {
     let mut world = World::new(47, true);
-    let depot = world.loaded().await;
-    let ingest = Arc::new(world.ingest(&depot));
+    let content_store = world.loaded().await;
+    let ingest = Arc::new(world.ingest(&content_store));
     world.bucket.script(|operation, _| match operation {
         Operation::PutNew => Verdict::Wait(Duration::from_secs(1)),
         _ => Verdict::Pass,
@@ -367,8 +373,8 @@ async fn stores_during_a_seal_belong_to_the_next() {
 #[tokio::test]
 async fn a_session_that_is_dropped_stops() {
     let mut world = World::new(48, true);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     store_file(&ingest, Profile::Content, &noise(48, MIB / 2), MIB).await;
     drop(ingest);
     for _ in 0..100 {

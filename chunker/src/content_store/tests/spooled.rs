@@ -17,7 +17,7 @@ const ROOT: &str = "/state/spool/repository";
 impl World {
     pub(super) async fn spooling(
         &mut self,
-        depot: &Depot,
+        content_store: &ContentStore,
         disk: &SimulatedDisk,
         limit: u64,
     ) -> Ingest {
@@ -25,7 +25,7 @@ impl World {
         let disk: Arc<dyn Disk> = Arc::new(disk.clone());
         let spool = Spool::create(disk, Path::new(ROOT), self.sessions, limit).await;
         let spool = spool.expect("a spool");
-        Ingest::with_spool(depot.clone(), self.sessions, Some(spool))
+        Ingest::with_spool(content_store.clone(), self.sessions, Some(spool))
     }
 
     /// Packs take this long from now on.
@@ -47,9 +47,9 @@ impl World {
 
     /// All files are read back by a depot that has seen nothing of how they were stored.
     async fn check(&self, files: &[(StoredRun, Bytes)]) {
-        let depot = self.loaded().await;
+        let content_store = self.loaded().await;
         for (stored, file) in files {
-            assert!(read_file(&depot, stored).await.expect("reads") == *file);
+            assert!(read_file(&content_store, stored).await.expect("reads") == *file);
         }
     }
 }
@@ -70,20 +70,25 @@ const UNREACHABLE: Verdict = Verdict::Fail(StoreErrorKind::Unreachable);
 async fn an_outage_that_the_spool_absorbs_is_invisible_to_writers() {
     for verdict in [UNREACHABLE, Verdict::Hang] {
         let mut world = World::new(60, true);
-        let depot = world.loaded().await;
+        let content_store = world.loaded().await;
         let disk = SimulatedDisk::new();
-        let ingest = world.spooling(&depot, &disk, 256 << 20).await;
+        let ingest = world.spooling(&content_store, &disk, 256 << 20).await;
         world.absent(verdict);
         let begin = Instant::now();
         let files = store_noise(&ingest, 600, 24).await;
         let taken = begin.elapsed();
         assert!(taken < Duration::from_secs(5), "{taken:?} for writers");
-        let metrics = depot.metrics();
+        let metrics = content_store.metrics();
         assert_eq!(metrics.packs_uploaded, 0);
         assert!(metrics.pending_peak_bytes <= world.config.memory.write_bytes * 5 / 6);
         assert!(metrics.spool_bytes > 70 << 20, "{metrics:?}");
         for (stored, file) in &files {
-            assert!(read_file(&depot, stored).await.expect("from the spool") == *file);
+            assert!(
+                read_file(&content_store, stored)
+                    .await
+                    .expect("from the spool")
+                    == *file
+            );
         }
         if verdict == Verdict::Hang {
             // What hangs in memory hangs for ever here.
@@ -112,29 +117,29 @@ async fn an_outage_that_the_spool_absorbs_is_invisible_to_writers() {
 #[tokio::test(start_paused = true)]
 async fn a_fast_store_needs_no_spool() {
     let mut world = World::new(61, true);
-    let depot = world.loaded().await;
+    let content_store = world.loaded().await;
     let disk = SimulatedDisk::new();
-    let ingest = world.spooling(&depot, &disk, 256 << 20).await;
+    let ingest = world.spooling(&content_store, &disk, 256 << 20).await;
     world.slow_uploads(Duration::from_millis(20));
     let files = store_noise(&ingest, 700, 24).await;
     world.commit(&ingest).await;
-    assert_eq!(depot.metrics().bytes_spooled, 0);
+    assert_eq!(content_store.metrics().bytes_spooled, 0);
     world.check(&files).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_full_spool_slows_writers_and_fails_nothing() {
     let mut world = World::new(62, true);
-    let depot = world.loaded().await;
+    let content_store = world.loaded().await;
     let disk = SimulatedDisk::new();
     let limit = 10 << 20;
-    let ingest = world.spooling(&depot, &disk, limit).await;
+    let ingest = world.spooling(&content_store, &disk, limit).await;
     world.slow_uploads(Duration::from_secs(20));
     let begin = Instant::now();
     let mut files = Vec::new();
     for round in 0..20 {
         files.extend(store_noise(&ingest, 800 + round, 1).await);
-        assert!(depot.metrics().spool_bytes <= limit);
+        assert!(content_store.metrics().spool_bytes <= limit);
         if round % 8 == 7 {
             world.commit(&ingest).await;
         }
@@ -143,7 +148,7 @@ async fn a_full_spool_slows_writers_and_fails_nothing() {
         begin.elapsed() > Duration::from_secs(100),
         "writers were slowed"
     );
-    let metrics = depot.metrics();
+    let metrics = content_store.metrics();
     assert!(metrics.bytes_spooled > limit / 2, "{metrics:?}");
     assert!(metrics.pending_peak_bytes <= world.config.memory.write_bytes);
     world.commit(&ingest).await;
@@ -154,9 +159,9 @@ async fn a_full_spool_slows_writers_and_fails_nothing() {
 async fn what_is_kept_survives_the_process() {
     for verdict in [UNREACHABLE, Verdict::Hang] {
         let mut world = World::new(63, true);
-        let depot = world.loaded().await;
+        let content_store = world.loaded().await;
         let disk = SimulatedDisk::new();
-        let ingest = world.spooling(&depot, &disk, 256 << 20).await;
+        let ingest = world.spooling(&content_store, &disk, 256 << 20).await;
         world.absent(verdict);
         let files = store_noise(&ingest, 900, 2).await;
         ingest.keep().await.expect("needs no store");
@@ -197,9 +202,9 @@ async fn a_disk_that_fails_or_is_full_costs_speed_only() {
         DiskOperation::SyncDirectory,
     ] {
         let mut world = World::new(64, true);
-        let depot = world.loaded().await;
+        let content_store = world.loaded().await;
         let disk = SimulatedDisk::new();
-        let ingest = world.spooling(&depot, &disk, 256 << 20).await;
+        let ingest = world.spooling(&content_store, &disk, 256 << 20).await;
         world.slow_uploads(Duration::from_secs(5));
         disk.fail(operation, 4, std::io::ErrorKind::Other);
         let files = store_noise(&ingest, 1000, 16).await;
@@ -209,13 +214,13 @@ async fn a_disk_that_fails_or_is_full_costs_speed_only() {
         world.check(&files).await;
     }
     let mut world = World::new(65, true);
-    let depot = world.loaded().await;
+    let content_store = world.loaded().await;
     let disk = SimulatedDisk::new();
     disk.set_capacity(Some(5 << 20));
-    let ingest = world.spooling(&depot, &disk, 256 << 20).await;
+    let ingest = world.spooling(&content_store, &disk, 256 << 20).await;
     world.slow_uploads(Duration::from_secs(5));
     let files = store_noise(&ingest, 1100, 16).await;
-    let spooled = depot.metrics().spool_bytes;
+    let spooled = content_store.metrics().spool_bytes;
     assert!(spooled > 3 << 20 && spooled <= 5 << 20, "{spooled}");
     world.commit(&ingest).await;
     world.check(&files).await;
@@ -225,9 +230,9 @@ async fn a_disk_that_fails_or_is_full_costs_speed_only() {
 async fn what_only_the_spool_had_and_lost_fails_the_session() {
     for is_rot in [true, false] {
         let mut world = World::new(66, true);
-        let depot = world.loaded().await;
+        let content_store = world.loaded().await;
         let disk = SimulatedDisk::new();
-        let ingest = world.spooling(&depot, &disk, 256 << 20).await;
+        let ingest = world.spooling(&content_store, &disk, 256 << 20).await;
         world.absent(UNREACHABLE);
         store_noise(&ingest, 1200, 16).await;
         let spool = ingest.spool().expect("has one");
@@ -244,11 +249,11 @@ async fn what_only_the_spool_had_and_lost_fails_the_session() {
         world.bucket.behave();
         let refused = ingest.seal(&world.index).await.expect_err("is lost");
         let text = refused.to_string();
-        assert!(matches!(refused.cause(), DepotError::Spool(_)), "{text}");
+        assert!(matches!(refused.cause(), ContentError::Spool(_)), "{text}");
         let name = newest.file_name().expect("a name").to_string_lossy();
         assert!(text.contains(&*name), "{text} names {name}");
         let later = ingest.store_blob(crate::id::Kind::Node, noise(1, 10)).await;
-        assert!(matches!(later, Err(DepotError::Failed(_))));
+        assert!(matches!(later, Err(ContentError::Failed(_))));
     }
 }
 
@@ -256,9 +261,9 @@ async fn what_only_the_spool_had_and_lost_fails_the_session() {
 #[tokio::test(start_paused = true)]
 async fn what_a_spool_kept_arrives_in_the_order_of_references() {
     let mut world = World::new(67, true);
-    let depot = world.loaded().await;
+    let content_store = world.loaded().await;
     let disk = SimulatedDisk::new();
-    let ingest = world.spooling(&depot, &disk, 256 << 20).await;
+    let ingest = world.spooling(&content_store, &disk, 256 << 20).await;
     world.absent(UNREACHABLE);
     let spool = ingest.spool().expect("has one").clone();
     for number in 1..=2 {
@@ -281,9 +286,9 @@ async fn what_a_spool_kept_arrives_in_the_order_of_references() {
         }
         Verdict::Pass
     });
-    let (taker, progress) = (other.loaded().await, ReplayProgress::default());
+    let (new_holder, progress) = (other.loaded().await, ReplayProgress::default());
     let objects: Vec<_> = found[0].named().iter().collect();
-    let brought = found[0].replay(&taker, &objects, &progress).await;
+    let brought = found[0].replay(&new_holder, &objects, &progress).await;
     brought.expect("brought");
     let order = order.lock();
     let classes = ["data", "meta", "journal"];

@@ -1,16 +1,16 @@
 //! The verifier's reports on undamaged and damaged packs.
 
 use super::*;
-use crate::catalog::Place;
+use crate::catalog::PackLocation;
+use crate::crypto::Class;
 use crate::pack::FooterBuilder;
-use crate::seal::Class;
 use crate::verify::{PackContents, PackDamage, Verifier, VerifierConfig};
 
 /// Returns a repository of some files, and the packs of its only index object.
 async fn packs(seed: u64, is_sealed: bool) -> (World, Verifier, Vec<PackContents>) {
     let mut world = World::new(seed, is_sealed);
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     for (number, profile) in [Profile::Grid, Profile::Content].into_iter().enumerate() {
         let file = content(seed + number as u64, 3 << 20);
         store_file(&ingest, profile, &file, MIB).await;
@@ -113,18 +113,18 @@ async fn a_lost_index_is_written_anew_from_footers() {
         let found = verifier.describe(pack.name(), pack.class(), pack.bytes());
         described.push(found.await.expect("describes itself"));
     }
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
     let written = ingest.put_index(&described).await.expect("is written");
     let [reference] = written.as_slice() else {
         panic!("few packs make one index object");
     };
     assert_eq!(verifier.index(*reference).await.expect("reads"), packs);
     world.index = written;
-    let again = world.depot();
+    let again = world.content_store();
     again.load_packs(&described).await.expect("loads");
     let blob = packs[0].blobs().next().expect("a blob");
-    let place = Place {
+    let place = PackLocation {
         pack: packs[0].name(),
         frame: Some(0),
     };
@@ -136,8 +136,8 @@ async fn a_lost_index_is_written_anew_from_footers() {
 async fn an_index_that_gives_a_blob_the_place_of_another_makes_no_wrong_answer() {
     for is_sealed in [true, false] {
         let mut world = World::new(73, is_sealed);
-        let depot = world.loaded().await;
-        let ingest = world.ingest(&depot);
+        let content_store = world.loaded().await;
+        let ingest = world.ingest(&content_store);
         let mut nodes = Vec::new();
         for seed in 0..2 {
             let bytes = noise(7300 + seed, 300);
@@ -173,7 +173,7 @@ async fn an_index_that_gives_a_blob_the_place_of_another_makes_no_wrong_answer()
         }
         lie.footer = footer.finish().expect("a footer");
         for (record, is_true) in [(truth, true), (lie, false)] {
-            let reader = world.depot();
+            let reader = world.content_store();
             let packs = [PackContents(record)];
             reader.load_packs(&packs).await.expect("loads");
             for (id, bytes) in &nodes {

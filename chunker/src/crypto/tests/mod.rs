@@ -339,7 +339,7 @@ fn every_flipped_bit_is_detected() {
 
 #[test]
 fn a_config_is_believed_once_it_is_verified() {
-    let cutting = crate::cut::Parameters::from_array([4096, 1024, 2048, 4096, 8192]).unwrap();
+    let cutting = crate::chunking::Parameters::from_array([4096, 1024, 2048, 4096, 8192]).unwrap();
     for sealed in [false, true] {
         let object = Config::create(REPOSITORY, &cutting, sealed, &secrets(), [5; 32], None);
         let config = Config::open(&object).unwrap();
@@ -377,8 +377,8 @@ fn a_config_is_believed_once_it_is_verified() {
 fn a_config_with_other_parameters_is_not_believed() {
     // An attacker with write access to the bucket can make a whole config, but not one that the
     // secrets of this repository verify.
-    let cutting = crate::cut::Parameters::default();
-    let other = crate::cut::Parameters::from_array([4096, 1024, 2048, 4096, 8192]).unwrap();
+    let cutting = crate::chunking::Parameters::default();
+    let other = crate::chunking::Parameters::from_array([4096, 1024, 2048, 4096, 8192]).unwrap();
     let forger = Secrets::new([7; 32], [7; 32], [7; 32]);
     let forged = Config::create(REPOSITORY, &other, true, &forger, [5; 32], None);
     assert!(is_damaged(Config::open(&forged).unwrap().unlock(secrets())));
@@ -416,9 +416,9 @@ proptest! {
     fn secrets_are_unwrapped(
         password in prop::collection::vec(any::<u8>(), 1..50),
         label in ".{0,40}",
-        lanes in 1..3u32
+        pack_writers in 1..3u32
     ) {
-        let cost = SlotCost { memory_kib: 16, passes: 1, lanes };
+        let cost = SlotCost { memory_kib: 16, passes: 1, pack_writers };
         let new = NewSlot { label: &label, cost, ..slot() };
         let object = new.wrap(&password, &secrets()).unwrap();
         let opened = Slot::open(REPOSITORY, new.name, &object).unwrap();
@@ -492,7 +492,7 @@ fn objects_are_made_as_the_format_says() {
 #[test]
 fn a_config_says_how_objects_are_locked() {
     use bkfs_store::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
-    let cutting = crate::cut::Parameters::default();
+    let cutting = crate::chunking::Parameters::default();
     let made = |lock| {
         Config::open(&Config::create(
             REPOSITORY,

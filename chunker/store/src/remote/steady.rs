@@ -24,17 +24,17 @@ type Source<T> = Arc<dyn CredentialProvider<Credential = T>>;
 /// Credentials from a source, or the last ones that it gave.
 pub(super) struct Steady<T> {
     source: Source<T>,
-    state: Mutex<State<T>>,
+    state: Mutex<CredentialState<T>>,
 }
 
-struct State<T> {
+struct CredentialState<T> {
     known: Option<Arc<T>>,
     failed: Option<Instant>,
 }
 
 impl<T> Steady<T> {
     pub(super) fn new(source: &Source<T>) -> Arc<Self> {
-        let state = State {
+        let state = CredentialState {
             known: None,
             failed: None,
         };
@@ -45,7 +45,7 @@ impl<T> Steady<T> {
     }
 
     fn note(&self, known: &Arc<T>, failed: Option<Instant>) {
-        *self.state.lock() = State {
+        *self.state.lock() = CredentialState {
             known: Some(Arc::clone(known)),
             failed,
         };

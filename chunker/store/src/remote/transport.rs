@@ -182,7 +182,7 @@ impl HttpService for Transport {
             locked.apply(&mut request).map_err(unsent)?;
         }
         let asked = Asked::of(&request);
-        let progress = Arc::new(Progress {
+        let progress = Arc::new(BodyProgress {
             left: AtomicU64::new(0),
             contact: Arc::clone(&self.contact),
         });
@@ -224,7 +224,7 @@ impl Transport {
         &self,
         host: &str,
         request: reqwest::Request,
-        progress: &Progress,
+        progress: &BodyProgress,
     ) -> Result<reqwest::Response, HttpError> {
         let client = match is_metadata_service(host) {
             true => &self.near,
@@ -302,7 +302,7 @@ fn header(parts: &http::response::Parts, name: &str) -> Option<String> {
 
 fn into_request(
     request: HttpRequest,
-    progress: &Arc<Progress>,
+    progress: &Arc<BodyProgress>,
 ) -> Result<reqwest::Request, String> {
     let (parts, body) = request.into_parts();
     let url = reqwest::Url::parse(&parts.uri.to_string()).map_err(|error| error.to_string())?;
@@ -323,13 +323,13 @@ fn into_request(
 
 /// The progress of a request's body.
 #[derive(Debug)]
-struct Progress {
+struct BodyProgress {
     /// The number of bytes that have not been handed to the connection.
     left: AtomicU64,
     contact: Arc<Contact>,
 }
 
-impl Progress {
+impl BodyProgress {
     /// Returns whether the server may have the whole request.
     fn is_complete(&self) -> bool {
         self.left.load(Ordering::SeqCst) == 0
@@ -343,7 +343,7 @@ struct Stalled;
 /// progress for [`QUIET`], or later while the buffers drain.
 async fn watched<T>(
     answer: impl Future<Output = T>,
-    progress: &Progress,
+    progress: &BodyProgress,
     patience: Patience,
     quiet: impl Fn(),
 ) -> Result<T, Stalled> {
@@ -377,7 +377,7 @@ async fn watched<T>(
 struct WatchedRequest {
     body: HttpRequestBody,
     step: Bytes,
-    progress: Arc<Progress>,
+    progress: Arc<BodyProgress>,
 }
 
 impl Body for WatchedRequest {

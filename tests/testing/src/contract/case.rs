@@ -32,13 +32,13 @@ pub struct Subject {
 }
 
 /// A store under test, with the prefix of one case in its bucket.
-pub(super) struct Place {
+pub(super) struct CaseBucket {
     pub(super) subject: Subject,
     pub(super) store: Arc<dyn Store>,
     pub(super) prefix: String,
 }
 
-impl Place {
+impl CaseBucket {
     /// Returns a key below the case's prefix.
     pub(super) fn key(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
@@ -104,7 +104,7 @@ impl bkfs_store::Layer for Settled {
 
 pub(super) async fn in_place<F>(subject: Subject, case: &'static str, run: F)
 where
-    F: AsyncFnOnce(&Place),
+    F: AsyncFnOnce(&CaseBucket),
 {
     let store = (subject.open)().await;
     let store: Arc<dyn Store> = Arc::new(Settled(store));
@@ -112,7 +112,7 @@ where
     // directories, and answers 409 to a request that creates an object below one at that moment
     // (versitygw).
     let prefix = format!("contract-{}-{case}/", subject.salt);
-    let place = Place {
+    let place = CaseBucket {
         subject,
         store,
         prefix,
@@ -122,7 +122,7 @@ where
 }
 
 /// Deletes the objects of a case.
-async fn remove_all(place: &Place) {
+async fn remove_all(place: &CaseBucket) {
     loop {
         let page = place.store.list(&place.prefix, None, 100).await;
         let page = page.expect("the rest of a case can be listed");

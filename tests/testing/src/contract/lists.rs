@@ -3,7 +3,7 @@
 use futures::StreamExt;
 use futures::stream;
 
-use super::case::{Place, body};
+use super::case::{CaseBucket, body};
 
 /// Keys whose order follows only from comparing whole keys, not their parts.
 const TREE: [&str; 14] = [
@@ -11,7 +11,7 @@ const TREE: [&str; 14] = [
     "Z",
 ];
 
-async fn plant(place: &Place) -> Vec<String> {
+async fn plant(place: &CaseBucket) -> Vec<String> {
     let mut keys = Vec::new();
     for name in TREE {
         let key = place.key(name);
@@ -23,13 +23,13 @@ async fn plant(place: &Place) -> Vec<String> {
     keys
 }
 
-async fn names(place: &Place, prefix: &str, after: Option<&str>, limit: usize) -> Vec<String> {
+async fn names(place: &CaseBucket, prefix: &str, after: Option<&str>, limit: usize) -> Vec<String> {
     let page = place.store.list(prefix, after, limit).await;
     let page = page.unwrap_or_else(|error| panic!("{prefix:?} after {after:?}: {error}"));
     page.into_iter().map(|object| object.key).collect()
 }
 
-pub(super) async fn lists_are_in_order(place: &Place) {
+pub(super) async fn lists_are_in_order(place: &CaseBucket) {
     let expected = plant(place).await;
     assert_eq!(names(place, &place.prefix, None, 1000).await, expected);
     let sizes = place
@@ -43,7 +43,7 @@ pub(super) async fn lists_are_in_order(place: &Place) {
     }
 }
 
-pub(super) async fn pages_join_without_gaps(place: &Place) {
+pub(super) async fn pages_join_without_gaps(place: &CaseBucket) {
     let expected = plant(place).await;
     for limit in [1, 2, 3, 5, 13, 14, 15] {
         let mut joined: Vec<String> = Vec::new();
@@ -87,7 +87,7 @@ pub(super) async fn pages_join_without_gaps(place: &Place) {
     );
 }
 
-pub(super) async fn prefixes_are_strings(place: &Place) {
+pub(super) async fn prefixes_are_strings(place: &CaseBucket) {
     let expected = plant(place).await;
     for name in [
         "a", "a/", "a/c", "a/c/", "a/c/e", "b", "b+", "ba/x", "c", "none", "none/", "a/c/d/",
@@ -120,7 +120,7 @@ pub(super) async fn prefixes_are_strings(place: &Place) {
 
 /// Lists more objects than one page holds: 1,000 objects at S3 and Google, and 5,000 at Azure, where
 /// the client requests smaller pages.
-pub(super) async fn long_lists_are_complete(place: &Place) {
+pub(super) async fn long_lists_are_complete(place: &CaseBucket) {
     const COUNT: usize = 1_030;
     let mut expected: Vec<String> = (0..COUNT)
         .map(|number| place.key(&format!("{:02}/{number}", number % 7)))

@@ -4,9 +4,9 @@ use bkfs_store::StoreErrorKind as Kind;
 use bytes::Bytes;
 use futures::future::join_all;
 
-use super::case::{Place, assert_kind, body, content};
+use super::case::{CaseBucket, assert_kind, body, content};
 
-pub(super) async fn writes_are_seen_at_once(place: &Place) {
+pub(super) async fn writes_are_seen_at_once(place: &CaseBucket) {
     let other = place.reopen().await;
     for round in 0..10 {
         let key = place.key(&format!("object-{round}"));
@@ -26,7 +26,7 @@ pub(super) async fn writes_are_seen_at_once(place: &Place) {
     }
 }
 
-pub(super) async fn absent_objects_are_not_found(place: &Place) {
+pub(super) async fn absent_objects_are_not_found(place: &CaseBucket) {
     let store = &place.store;
     let present = place.key("here/object");
     let version = store.put_new(&present, body("x")).await;
@@ -59,7 +59,7 @@ pub(super) async fn absent_objects_are_not_found(place: &Place) {
     }
 }
 
-pub(super) async fn ranges_are_exact(place: &Place) {
+pub(super) async fn ranges_are_exact(place: &CaseBucket) {
     let store = &place.store;
     let key = place.key("object");
     let bytes = content(1, 10_000);
@@ -94,7 +94,7 @@ pub(super) async fn ranges_are_exact(place: &Place) {
     }
 }
 
-pub(super) async fn tails_are_exact(place: &Place) {
+pub(super) async fn tails_are_exact(place: &CaseBucket) {
     let store = &place.store;
     let key = place.key("object");
     let bytes = content(2, 5_000);
@@ -107,7 +107,7 @@ pub(super) async fn tails_are_exact(place: &Place) {
     }
 }
 
-pub(super) async fn empty_objects_are_objects(place: &Place) {
+pub(super) async fn empty_objects_are_objects(place: &CaseBucket) {
     let store = &place.store;
     for (name, parts) in [
         ("none", vec![]),
@@ -146,7 +146,7 @@ pub(super) async fn empty_objects_are_objects(place: &Place) {
     }
 }
 
-pub(super) async fn large_objects_in_many_parts(place: &Place) {
+pub(super) async fn large_objects_in_many_parts(place: &CaseBucket) {
     const SIZE: usize = 16 << 20;
     let store = &place.store;
     let whole = content(3, SIZE);
@@ -182,7 +182,7 @@ pub(super) async fn large_objects_in_many_parts(place: &Place) {
     );
 }
 
-pub(super) async fn unchanged_objects_are_not_sent_again(place: &Place) {
+pub(super) async fn unchanged_objects_are_not_sent_again(place: &CaseBucket) {
     let store = &place.store;
     let key = place.key("object");
     let first = store.put_new(&key, body("first")).await;
@@ -201,7 +201,7 @@ pub(super) async fn unchanged_objects_are_not_sent_again(place: &Place) {
     assert_eq!(unchanged.expect("the object is there"), None);
 }
 
-pub(super) async fn readers_see_whole_objects(place: &Place) {
+pub(super) async fn readers_see_whole_objects(place: &CaseBucket) {
     const SIZE: usize = 512 << 10;
     let key = place.key("object");
     let of_letter = |letter: u8| vec![Bytes::from(vec![letter; SIZE + usize::from(letter)])];

@@ -8,12 +8,12 @@ use bkfs_store::{
 use bytes::Bytes;
 use futures::future::join_all;
 
-use super::case::{Place, assert_kind, body};
+use super::case::{CaseBucket, assert_kind, body};
 
 /// The number of requests that race for one object.
 const CONTENDERS: usize = 32;
 
-pub(super) async fn creation_happens_once(place: &Place) {
+pub(super) async fn creation_happens_once(place: &CaseBucket) {
     let store = &place.store;
     let key = place.key("object");
     let version = store.put_new(&key, body("first")).await;
@@ -29,7 +29,7 @@ pub(super) async fn creation_happens_once(place: &Place) {
     assert_eq!((read, found), (Bytes::from("first"), version));
 }
 
-pub(super) async fn one_of_many_creators_wins(place: &Place) {
+pub(super) async fn one_of_many_creators_wins(place: &CaseBucket) {
     let other = place.reopen().await;
     for round in 0..place.subject.rounds {
         let key = place.key(&format!("object-{round}"));
@@ -51,7 +51,7 @@ pub(super) async fn one_of_many_creators_wins(place: &Place) {
     }
 }
 
-pub(super) async fn put_writes_over_anything(place: &Place) {
+pub(super) async fn put_writes_over_anything(place: &CaseBucket) {
     let store = &place.store;
     let key = place.key("object");
     let mut before: Option<Version> = None;
@@ -70,7 +70,7 @@ pub(super) async fn put_writes_over_anything(place: &Place) {
     }
 }
 
-pub(super) async fn replacing_needs_the_version(place: &Place) {
+pub(super) async fn replacing_needs_the_version(place: &CaseBucket) {
     let store = &place.store;
     let key = place.key("object");
     let first = store.put_new(&key, body("1")).await;
@@ -113,7 +113,7 @@ pub(super) async fn replacing_needs_the_version(place: &Place) {
     );
 }
 
-pub(super) async fn one_of_many_replacers_wins(place: &Place) {
+pub(super) async fn one_of_many_replacers_wins(place: &CaseBucket) {
     let other = place.reopen().await;
     let key = place.key("object");
     let created = place.store.put_new(&key, body("start")).await;
@@ -139,7 +139,7 @@ pub(super) async fn one_of_many_replacers_wins(place: &Place) {
 }
 
 /// Several tasks increment one number. Each reads and replaces it until it succeeds.
-pub(super) async fn counting_loses_nothing(place: &Place) {
+pub(super) async fn counting_loses_nothing(place: &CaseBucket) {
     const STEPS: usize = 4;
     let key = place.key("counter");
     // A nonce follows the number, as the root has one, because some stores derive versions from the
@@ -178,7 +178,7 @@ fn number_in(bytes: &[u8]) -> usize {
     number.parse().expect("the counter is a number")
 }
 
-pub(super) async fn old_versions_never_come_back(place: &Place) {
+pub(super) async fn old_versions_never_come_back(place: &CaseBucket) {
     let store = &place.store;
     let exact = place.subject.exact_versions;
     let key = place.key("object");
@@ -216,7 +216,7 @@ pub(super) async fn old_versions_never_come_back(place: &Place) {
     replaced.expect("the version is right");
 }
 
-pub(super) async fn versions_survive_reopening(place: &Place) {
+pub(super) async fn versions_survive_reopening(place: &CaseBucket) {
     let key = place.key("object");
     let first = place.store.put_new(&key, body("1")).await;
     let first = first.expect("a new object is created");
@@ -234,7 +234,7 @@ pub(super) async fn versions_survive_reopening(place: &Place) {
     );
 }
 
-pub(super) async fn deletion_is_idempotent(place: &Place) {
+pub(super) async fn deletion_is_idempotent(place: &CaseBucket) {
     let store = &place.store;
     let key = place.key("directory/object");
     let created = store.put_new(&key, body("x")).await;
@@ -265,7 +265,7 @@ pub(super) async fn deletion_is_idempotent(place: &Place) {
 
 /// Runs a deletion and a replacement concurrently. Whichever is applied first, no object is left: a
 /// replacement after the deletion finds no object and fails.
-pub(super) async fn replacing_never_resurrects(place: &Place) {
+pub(super) async fn replacing_never_resurrects(place: &CaseBucket) {
     if !place.subject.orderly_deletion {
         return;
     }
@@ -330,7 +330,7 @@ const ODD_NAMES: &[&str] = &[
     "deep/er/and/deep er/still",
 ];
 
-pub(super) async fn odd_keys_are_kept_apart(place: &Place) {
+pub(super) async fn odd_keys_are_kept_apart(place: &CaseBucket) {
     let store = &place.store;
     for (number, name) in ODD_NAMES.iter().enumerate() {
         let created = store
@@ -364,7 +364,7 @@ pub(super) async fn odd_keys_are_kept_apart(place: &Place) {
     }
 }
 
-pub(super) async fn bad_keys_are_refused(place: &Place) {
+pub(super) async fn bad_keys_are_refused(place: &CaseBucket) {
     let store = &place.store;
     let created = store.put_new(&place.key("object"), body("x")).await;
     let version = created.expect("a new object is created");
@@ -409,7 +409,7 @@ pub(super) async fn bad_keys_are_refused(place: &Place) {
     assert_eq!(read, "x");
 }
 
-pub(super) async fn the_probe_finds_it_fit(place: &Place) {
+pub(super) async fn the_probe_finds_it_fit(place: &CaseBucket) {
     let other = place.reopen().await;
     let salts = ["probe-1", "probe-2"].map(|name| format!("{}-{name}", place.subject.salt));
     let (first, second) = futures::join!(

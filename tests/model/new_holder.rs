@@ -4,7 +4,8 @@ use crate::journal;
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
 use crate::state::{
-    Ground, NONE, OWN_PACKS, Objects, PackSet, Phase, Session, Standing, State, named_by, own_pack,
+    NONE, OWN_PACKS, Objects, PackSet, Phase, RecoveryBase, Session, Standing, State, named_by,
+    own_pack,
 };
 use crate::world::Role;
 use crate::writer::{learn, without_failing};
@@ -77,14 +78,14 @@ pub fn take_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
 pub fn list(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let volume = model.scenario.volume(s)?;
     let mut next = *state;
-    let mut victims = model.ending(state, volume);
+    let mut ended_sessions = model.ending(state, volume);
     if state.processes[s].phase == Phase::Registered {
         // Only in the mutant that lists first.
         if state.processes[s].early != 0 {
             return None;
         }
         let holder = state.root.volumes[volume].holder;
-        victims.extend((holder != NONE).then_some(usize::from(holder)));
+        ended_sessions.extend((holder != NONE).then_some(usize::from(holder)));
         next.processes[s].early = 1;
     } else {
         if !model.holds(state, s) {
@@ -92,7 +93,7 @@ pub fn list(model: &Protocol, state: &State, s: Session) -> Option<State> {
         }
         next.processes[s].phase = Phase::Listed;
     }
-    for v in victims {
+    for v in ended_sessions {
         next.processes[s].listing[v] = journal::there(state, v);
     }
     Some(next)
@@ -101,7 +102,7 @@ pub fn list(model: &Protocol, state: &State, s: Session) -> Option<State> {
 /// The replay that a new holder derives from the journals that it listed.
 pub struct Replay {
     /// (session, covered before, covered after), in the order of replay.
-    pub victims: Vec<(Session, u8, u8)>,
+    pub ended_sessions: Vec<(Session, u8, u8)>,
     /// Packs named by the journals.
     pub named: PackSet,
 }
@@ -123,7 +124,7 @@ pub fn replay(model: &Protocol, state: &State, s: Session, volume: usize) -> Rep
         order.reverse();
     }
     let mut replay = Replay {
-        victims: Vec::new(),
+        ended_sessions: Vec::new(),
         named: PackSet::EMPTY,
     };
     for v in order {
@@ -137,7 +138,7 @@ pub fn replay(model: &Protocol, state: &State, s: Session, volume: usize) -> Rep
             true => last_listed(state, v, covered, listed),
             false => journal::contiguous(state, v, covered, listed),
         };
-        replay.victims.push((v, covered, reached));
+        replay.ended_sessions.push((v, covered, reached));
         replay.named = replay.named.and(journal::named(state, v, listed));
     }
     replay
@@ -161,14 +162,14 @@ pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<
         next.lost_untold |= missing.any();
     }
     let mut needs = Objects::default();
-    for &(v, before, after) in &replay.victims {
+    for &(v, before, after) in &replay.ended_sessions {
         let listed = state.processes[s].listing[v];
         for n in (before + 1..=after).filter(|&n| journal::carries(state, v, listed, n)) {
             next.root.volumes[volume].log.push(v, n);
             let content = Objects::content(state.processes[v].operations[usize::from(n) - 1]);
             needs = needs.and(content);
             model.coverage.note(Event::Replayed);
-            if replay.victims.len() > 1 && v == replay.victims[0].0 {
+            if replay.ended_sessions.len() > 1 && v == replay.ended_sessions[0].0 {
                 model.coverage.note(Event::ReplayedOlderSession);
             }
         }
@@ -177,17 +178,19 @@ pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<
             next.root.sessions[v].standing = Standing::Removed;
         }
     }
-    for &(v, ..) in &replay.victims {
+    for &(v, ..) in &replay.ended_sessions {
         leave_ground(model, &mut next, s, v, volume);
     }
-    let victims_own = replay
-        .victims
+    let ended_sessions_own = replay
+        .ended_sessions
         .iter()
         .fold(PackSet::EMPTY, |all, &(v, ..)| all.and(state.root.own(v)));
     let mut add = without_failing(
         model,
         state,
-        state.store.holding(replay.named.common(victims_own), needs),
+        state
+            .store
+            .holding(replay.named.common(ended_sessions_own), needs),
     );
     let reached = model.tree(state, volume, next.root.volumes[volume].log);
     let mut missing = reached.without(state.store.objects(state.root.live.and(add)));
@@ -244,30 +247,30 @@ fn leave_ground(model: &Protocol, next: &mut State, s: Session, v: Session, volu
         return;
     }
     next.owed[v] = Some(tree);
-    if model.lacks(Mutant::GroundNotLeft) {
+    if model.lacks(Mutant::RecoveryBaseNotLeft) {
         return;
     }
     let published = next.store.published[v];
     let base = if published == NONE { 0 } else { published };
-    next.root.grounds[v] = Some(Ground { tree, base });
-    model.coverage.note(Event::GroundLeft);
+    next.root.recovery_bases[v] = Some(RecoveryBase { tree, base });
+    model.coverage.note(Event::RecoveryBaseLeft);
 }
 
 /// Rule 7: a later session on the machine makes a snapshot of the spool's contents, and the ground
 /// leaves R in the same CAS. The spool is locked while its owner lives, so its owner is dead.
 pub fn claim_ground_cas(model: &Protocol, state: &State, s: Session, v: Session) -> Option<State> {
     let is_here = model.scenario.machines[s] == model.scenario.machines[v];
-    if state.root.grounds[v].is_none()
+    if state.root.recovery_bases[v].is_none()
         || !is_here
         || state.root.sessions[s].standing != Standing::Live
     {
         return None;
     }
     let mut next = *state;
-    next.root.grounds[v] = None;
+    next.root.recovery_bases[v] = None;
     next.owed[v] = None;
     if state.processes[v].kept > state.root.sessions[v].covered {
-        model.coverage.note(Event::GroundClaimed);
+        model.coverage.note(Event::RecoveryBaseClaimed);
     }
     model.root_replaced(&mut next, Some(s));
     Some(next)
@@ -296,7 +299,7 @@ impl Missing {
 /// Rule 7: returns the loss that a new holder can see. A gap proves a loss only where each journal
 /// is sent after the answer to the one before it.
 pub fn visibly_missing(model: &Protocol, state: &State, s: Session, replay: &Replay) -> Missing {
-    let victims = || replay.victims.iter();
+    let ended_sessions = || replay.ended_sessions.iter();
     let gap = |&(v, before, _): &(Session, u8, u8)| {
         journal::has_gap(state, v, before, state.processes[s].listing[v])
     };
@@ -304,8 +307,8 @@ pub fn visibly_missing(model: &Protocol, state: &State, s: Session, replay: &Rep
         state.processes[v].acknowledged > after.max(before)
     };
     Missing {
-        gap: model.scenario.in_turn && victims().any(gap),
-        remembered: model.scenario.remembers && victims().any(remembered),
+        gap: model.scenario.in_turn && ended_sessions().any(gap),
+        remembered: model.scenario.remembers && ended_sessions().any(remembered),
     }
 }
 

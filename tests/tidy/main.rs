@@ -4,6 +4,7 @@
 //! Each rule has a test of its own that shows that it finds a violation. `the_house_is_tidy` then
 //! applies all rules.
 
+mod circles;
 mod lexer;
 mod limits;
 mod paths;
@@ -143,6 +144,7 @@ fn the_house_is_tidy() {
         .iter()
         .flat_map(|(name, text)| [walls_of(name, text), limits::violations(name, text)].concat())
         .collect();
+    found.extend(circles::violations(&files));
     found.extend(manifest_violations(&root));
     found.extend(suites::violations(&root));
     assert!(

@@ -12,6 +12,22 @@ pub struct Path {
     pub segments: Vec<String>,
     /// Line number, from 1.
     pub line: usize,
+    /// How the code names it.
+    pub origin: Origin,
+}
+
+/// How code names a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// In a `use`, which gives it this name in the module.
+    Import {
+        /// The name that the module uses.
+        name: String,
+        /// Whether other modules see that name as well.
+        is_public: bool,
+    },
+    /// Where it is used.
+    Body,
 }
 
 impl Path {
@@ -63,7 +79,8 @@ pub fn paths_in(code: &str) -> Vec<Path> {
             let tree = tree.strip_prefix("crate ").unwrap_or(tree);
             // `extern "C" { … }` and `use<'a>` are not imports.
             if !tree.starts_with('{') && !tree.starts_with('<') && !tree.starts_with("fn") {
-                write_out(tree, &[], line, &mut paths);
+                let is_public = is_public(&code[..at]);
+                write_out(tree, &[], (line, is_public), &mut paths);
                 at = end;
                 continue;
             }
@@ -73,10 +90,26 @@ pub fn paths_in(code: &str) -> Vec<Path> {
             .split("::")
             .map(|part| part.trim().to_owned())
             .collect();
-        paths.push(Path { segments, line });
+        let origin = Origin::Body;
+        paths.push(Path {
+            segments,
+            line,
+            origin,
+        });
         at += length;
     }
     paths
+}
+
+/// Returns whether the item that follows `before` is `pub`, or `pub` within some module.
+fn is_public(before: &str) -> bool {
+    let before = before.trim_end();
+    let word = match before.strip_suffix(')') {
+        Some(_) => before.rsplit_once('(').map_or("", |(word, _)| word),
+        None => before,
+    };
+    let name = word.trim_end().strip_suffix("pub");
+    name.is_some_and(|rest| !rest.as_bytes().last().is_some_and(|&byte| is_word(byte)))
 }
 
 /// Returns the length of a chain `a::b::c` in bytes, spaces around `::` included.
@@ -103,19 +136,20 @@ fn skip_space(bytes: &[u8], at: usize) -> usize {
 }
 
 /// Adds the leaves of a `use` tree: `a::{b, c::{self, d as e}}` is `a::b`, `a::c`, `a::c::d`.
-fn write_out(tree: &str, above: &[String], line: usize, paths: &mut Vec<Path>) {
+fn write_out(
+    tree: &str,
+    above: &[String],
+    (line, is_public): (usize, bool),
+    paths: &mut Vec<Path>,
+) {
     let tree = tree.trim().trim_start_matches("::");
-    let (head, group) = match tree.find('{') {
-        Some(open) => (
-            &tree[..open],
-            Some(
-                tree[open + 1..]
-                    .trim_end()
-                    .strip_suffix('}')
-                    .unwrap_or(&tree[open + 1..]),
-            ),
-        ),
-        None => (tree.split(" as ").next().unwrap_or(tree), None),
+    let (head, group) = match tree.split_once('{') {
+        Some((head, group)) => (head, Some(group.trim_end())),
+        None => (tree, None),
+    };
+    let (head, alias) = match head.split_once(" as ") {
+        Some((head, alias)) => (head, Some(alias.trim().to_owned())),
+        None => (head, None),
     };
     let mut segments = above.to_vec();
     segments.extend(
@@ -124,14 +158,19 @@ fn write_out(tree: &str, above: &[String], line: usize, paths: &mut Vec<Path>) {
             .filter(|part| !part.is_empty() && *part != "self")
             .map(str::to_owned),
     );
-    match group {
-        None if segments.is_empty() => {}
-        None => paths.push(Path { segments, line }),
-        Some(group) => {
-            for branch in split_branches(group) {
-                write_out(branch, &segments, line, paths);
-            }
-        }
+    let Some(group) = group else {
+        let Some(name) = alias.or_else(|| segments.last().cloned()) else {
+            return;
+        };
+        let origin = Origin::Import { name, is_public };
+        return paths.push(Path {
+            segments,
+            line,
+            origin,
+        });
+    };
+    for branch in split_branches(group.strip_suffix('}').unwrap_or(group)) {
+        write_out(branch, &segments, (line, is_public), paths);
     }
 }
 
@@ -198,6 +237,7 @@ mod tests {
         let path = |text: &str| Path {
             segments: text.split("::").map(str::to_owned).collect(),
             line: 1,
+            origin: Origin::Body,
         };
         assert!(path("std::fs::File").is_within("std::fs"));
         assert!(path("std::fs").is_within("std::fs"));

@@ -170,7 +170,9 @@ pub fn of_item(key: &Key, item: &Item, cookie: impl Fn(&[u8]) -> u64) -> Option<
             (!is_within).then_some(Fault::Extent { inode })
         }
         (KeyParts::Symlink { inode }, Item::Symlink(target)) => of_target(inode, target),
-        (KeyParts::Xattr { inode, name }, _) if name.starts_with(b"system.") => {
+        (KeyParts::Xattr { inode, name }, _)
+            if name.starts_with(b"system.") || name.contains(&0) =>
+        {
             Some(Fault::Xattrs { inode })
         }
         _ => None,

@@ -20,7 +20,7 @@ use crate::volume::state::Scope;
 use crate::volume::view::View;
 use crate::walk::{self, names};
 
-mod tar;
+pub mod tar;
 
 /// A part of a file that is read at once, in bytes.
 const PART_BYTES: u64 = 8 << 20;

@@ -117,12 +117,25 @@ impl Entry<'_> {
         }
         if type_flag != b'1' {
             for (name, value) in self.xattrs {
-                let name = [b"SCHILY.xattr.", name.as_slice()].concat();
-                record(&mut records, &name, value);
+                record(&mut records, &xattr_key(name), value);
             }
         }
         records
     }
+}
+
+/// Returns the key of an extended attribute's record. The first `=` of a record ends its key, so
+/// `=` in the name becomes `%3D`, and `%` becomes `%25`, as GNU tar writes and reads them.
+fn xattr_key(name: &[u8]) -> Vec<u8> {
+    let mut key = b"SCHILY.xattr.".to_vec();
+    for byte in name {
+        match byte {
+            b'=' => key.extend_from_slice(b"%3D"),
+            b'%' => key.extend_from_slice(b"%25"),
+            byte => key.push(*byte),
+        }
+    }
+    key
 }
 
 /// Formats a time as a decimal number. `nanoseconds` count upwards from `seconds`.
@@ -217,6 +230,12 @@ mod tests {
             let (count, _) = text.split_once(' ').unwrap();
             assert_eq!(count.parse::<usize>().unwrap(), text.len());
         }
+    }
+
+    #[test]
+    fn a_key_has_no_other_equals_sign() {
+        assert_eq!(xattr_key(b"user.note"), b"SCHILY.xattr.user.note");
+        assert_eq!(xattr_key(b"user.a=b%c"), b"SCHILY.xattr.user.a%3Db%25c");
     }
 
     #[test]

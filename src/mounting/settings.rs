@@ -32,6 +32,12 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 /// the systemd unit kills.
 const DRAIN: Duration = Duration::from_secs(600);
 
+/// Most seconds of a time: 136 years. Later points in time would overflow the monotonic clock.
+const SECONDS_MAX: u64 = u32::MAX as u64;
+
+/// Description of a time.
+const SECONDS: &str = "a number of seconds, from 1 to 4294967295";
+
 /// Least rate, in bytes per second: one pack takes a minute.
 const RATE_MIN: u64 = 256 << 10;
 
@@ -223,12 +229,10 @@ impl Settings {
                 self.spool_bytes = Some(bytes);
             }
             "memory" => self.memory_bytes = at_least(MEMORY_BYTES_MIN, "a size of at least 128M")?,
-            "timeout" => {
-                self.timeout = seconds(value).ok_or_else(|| bad("a number of seconds"))?;
-            }
+            "timeout" => self.timeout = seconds(value).ok_or_else(|| bad(SECONDS))?,
             "wait" if value.is_empty() => self.wait = true,
             "accept_loss" if value.is_empty() => self.accept_loss = true,
-            "drain" => self.drain = seconds(value).ok_or_else(|| bad("a number of seconds"))?,
+            "drain" => self.drain = seconds(value).ok_or_else(|| bad(SECONDS))?,
             "upload_rate" => self.rates.upload = Some(at_least(RATE_MIN, RATE)?),
             "download_rate" => self.rates.download = Some(at_least(RATE_MIN, RATE)?),
             "close" => {
@@ -286,11 +290,11 @@ fn compression(value: &str) -> Option<Compression> {
     }
 }
 
-/// Parses a non-zero time in seconds.
+/// Parses a time in seconds, from 1 to [`SECONDS_MAX`].
 fn seconds(value: &str) -> Option<Duration> {
     let seconds = value.trim_end_matches('s').parse().ok();
     seconds
-        .filter(|seconds| *seconds > 0)
+        .filter(|seconds| (1..=SECONDS_MAX).contains(seconds))
         .map(Duration::from_secs)
 }
 
@@ -416,6 +420,8 @@ mod tests {
             "close=never",
             "compression=77",
             "timeout=0",
+            "timeout=4294967296",
+            "drain=18446744073709551615",
             "volume=",
             "cache_size=9X",
             "spool_size=1M",

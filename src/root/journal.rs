@@ -21,7 +21,7 @@ use super::padding;
 use super::refusal::Refusal;
 use super::retry::{Pauses, bounded, random};
 use super::sent::{Notes, Sent};
-use super::state::SessionId;
+use super::state::{COUNTER_MAX, SessionId};
 use super::wire;
 use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::crypto::{Class, Features, Keyring};
@@ -138,13 +138,16 @@ impl JournalEntry {
     /// returns.
     ///
     /// # Errors
-    /// A text for the user if the bytes cannot be decoded, or the entry carries no operation or
-    /// operation 0.
+    /// A text for the user if the bytes cannot be decoded, or the entry carries no operation,
+    /// operation 0, or one beyond [`COUNTER_MAX`].
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let entry: Self = minicbor::decode(bytes).map_err(|error| error.to_string())?;
         match entry.first {
             0 => Err("operations are counted from 1".to_owned()),
             first if first > entry.last => Err("it carries no operation".to_owned()),
+            _ if entry.last > COUNTER_MAX => {
+                Err(format!("it counts operations beyond {COUNTER_MAX}"))
+            }
             _ => Ok(entry),
         }
     }
@@ -248,8 +251,8 @@ impl JournalWriter {
         Self { spool, ..self }
     }
 
-    /// Returns this writer for a session that stores through `content_store`. Each journal that the store
-    /// takes counts there as an answer of the store.
+    /// Returns this writer for a session that stores through `content_store`. Each journal that the
+    /// store takes counts there as an answer of the store.
     pub fn reporting_to(self, content_store: &ContentStore) -> Self {
         let content_store = Some(content_store.clone());
         Self {
@@ -267,9 +270,9 @@ impl JournalWriter {
     /// so no caller can drop it half-way.
     ///
     /// # Errors
-    /// [`RootError::Content`] with [`ContentError::Internal`] if operations are missing between this
-    /// entry and the one before it, or the entry is empty. Acknowledged operations would otherwise
-    /// be skipped.
+    /// [`RootError::Content`] with [`ContentError::Internal`] if operations are missing between
+    /// this entry and the one before it, or the entry is empty. Acknowledged operations would
+    /// otherwise be skipped.
     pub fn settle(&self, mut entry: JournalEntry) -> Result<(), RootError> {
         let mut state = self.state.lock();
         if entry.first > state.last + 1 || entry.last < entry.first {

@@ -34,6 +34,10 @@ pub const ROOT_BYTES_MAX: usize = 64 * 1024 - 128 - 28;
 /// volumes and snapshots appear as directories.
 pub const NAME_BYTES_MAX: usize = 255;
 
+/// The largest value of a number that counts one by one: generations, epochs, commits, operations
+/// and journals. No repository reaches it, and each count has a successor.
+pub const COUNTER_MAX: u64 = i64::MAX as u64;
+
 /// The longest mount point of a [`HolderInfo`], in bytes. Longer ones are cut when a session
 /// registers.
 pub const MOUNT_POINT_BYTES_MAX: usize = 255;
@@ -42,7 +46,7 @@ pub const MOUNT_POINT_BYTES_MAX: usize = 255;
 /// ones are cut when a session registers.
 pub const HOLDER_TEXT_BYTES_MAX: usize = 64;
 
-/// The largest number of grounds that a root holds.
+/// The largest number of recovery bases that a root holds.
 pub const RECOVERY_BASES_MAX: usize = 32;
 
 /// The id of a session: random, registered in the root before its first upload, never reused.
@@ -162,8 +166,8 @@ pub struct RecoveryBase {
     /// its journals; none if there was nothing to carry out.
     #[cbor(n(3), with = "wire::id_option", has_nil)]
     pub after: Option<Id>,
-    /// No pack that was condemned after this epoch is deleted while the ground is in the root.
-    /// Absent: epoch 0, so no condemned pack is deleted at all.
+    /// No pack that was condemned after this epoch is deleted while the recovery base is in the
+    /// root. Absent: epoch 0, so no condemned pack is deleted at all.
     #[n(4)]
     pub base: Option<u64>,
     /// The directory that holds the spool.
@@ -175,8 +179,8 @@ pub struct RecoveryBase {
 }
 
 impl RecoveryBase {
-    /// Returns the epoch up to which (inclusive) condemned packs may be deleted while the ground is
-    /// in the root.
+    /// Returns the epoch up to which (inclusive) condemned packs may be deleted while the recovery
+    /// base is in the root.
     pub fn base(&self) -> u64 {
         self.base.unwrap_or(0)
     }
@@ -440,12 +444,14 @@ impl Root {
     ///   volume is its holder.
     /// - Each volume that a session names exists, and names of volumes are valid.
     /// - A volume has a last commit if and only if its number of commits is not zero.
-    /// - The chain has no gap, and the grounds do not contradict the root.
+    /// - The chain has no gap, and the recovery bases do not contradict the root.
+    /// - No count exceeds [`COUNTER_MAX`].
     ///
     /// # Errors
     /// [`StateError::Inconsistent`], which names the first violation.
     pub fn check(&self) -> Result<(), StateError> {
         let inconsistent = |text: String| Err(StateError::Inconsistent(text));
+        self.check_counts()?;
         for (name, volume) in &self.volumes {
             if let Err(error) = check_name(name) {
                 return inconsistent(format!("volume {name:?}: {error}"));
@@ -488,6 +494,24 @@ impl Root {
             }
         }
         Ok(())
+    }
+
+    fn check_counts(&self) -> Result<(), StateError> {
+        let commits = self.volumes.values().map(|volume| volume.sequence);
+        let covered = self.sessions.values().flat_map(|session| {
+            let journals = session.covered_journal.unwrap_or_default();
+            [session.covered, journals]
+        });
+        let mut counts = [self.generation, self.epoch]
+            .into_iter()
+            .chain(commits)
+            .chain(covered);
+        match counts.find(|count| *count > COUNTER_MAX) {
+            None => Ok(()),
+            Some(count) => Err(StateError::Inconsistent(format!(
+                "it counts to {count}, and no root counts beyond {COUNTER_MAX}"
+            ))),
+        }
     }
 
     /// Returns the sessions of `volume` that were taken over and whose journals are not yet

@@ -259,8 +259,9 @@ fn xattr_key(inode: u64, name: &[u8]) -> Result<Key, VolumeError> {
         return Err(VolumeError::Invalid);
     }
     // The kernel handles ACLs only on request. A mount that stored them while nothing enforces them
-    // would mislead its users.
-    if name.starts_with(b"system.") {
+    // would mislead its users. No system call passes a name with a zero byte: only a forged tree
+    // has one.
+    if name.starts_with(b"system.") || name.contains(&0) {
         return Err(VolumeError::NotSupported);
     }
     Ok(Key::xattr(inode, name))

@@ -214,6 +214,12 @@ pub const FORGERIES: &[Forgery] = &[
         Walked::Any,
         "inode 100 has what cannot be extended attributes",
     ),
+    forgery(
+        "nul-xattr",
+        nul_xattr,
+        Walked::Any,
+        "inode 100 has what cannot be extended attributes",
+    ),
     forgery("large-xattr", large_xattr, Walked::Any, "malformed"),
     forgery("bad-link", bad_link, Walked::Any, "malformed"),
     forgery("bad-item", bad_item, Walked::LeftOut, "malformed"),
@@ -485,6 +491,14 @@ fn system_xattr(forger: &Forger) -> Id {
     items.file(forger, ROOT_INODE, b"file", 100);
     let name = b"system.posix_acl_access";
     items.raw(Key::xattr(100, name), vec![2, 0, 0, 0]);
+    forger.tree(&items)
+}
+
+/// Returns a file with an extended attribute whose name no system call can pass.
+fn nul_xattr(forger: &Forger) -> Id {
+    let mut items = Items::new(forger);
+    items.file(forger, ROOT_INODE, b"file", 100);
+    items.raw(Key::xattr(100, b"user.a\0b"), vec![b'x']);
     forger.tree(&items)
 }
 

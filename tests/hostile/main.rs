@@ -431,6 +431,7 @@ trials! {
     no_type: "no-type",
     many_xattrs: "many-xattrs",
     system_xattr: "system-xattr",
+    nul_xattr: "nul-xattr",
     large_xattr: "large-xattr",
     bad_link: "bad-link",
     bad_item: "bad-item",

@@ -6,7 +6,7 @@
 . "$(dirname "$0")/../lib/common.sh"
 
 # Test targets that other suites run, or that need servers.
-elsewhere=' damage model simulation contract tidy '
+elsewhere=' damage model simulation fuzzing contract tidy '
 
 targets=(--lib --bins --test mount --test helper_scripts)
 for target in $(awk '

@@ -19,7 +19,7 @@ const MAGIC: &[u8; 8] = b"bkfspool";
 const UNFINISHED: &str = "new-";
 
 /// Returns the hash of all parts, one after the other.
-pub(super) fn digest<'a>(parts: impl IntoIterator<Item = &'a Bytes>) -> blake3::Hash {
+pub fn digest<'a>(parts: impl IntoIterator<Item = &'a Bytes>) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     for part in parts {
         hasher.update(part);
@@ -28,7 +28,7 @@ pub(super) fn digest<'a>(parts: impl IntoIterator<Item = &'a Bytes>) -> blake3::
 }
 
 /// Returns the trailer of an object of `length` bytes.
-pub(super) fn trailer(length: u64, digest: &blake3::Hash) -> Bytes {
+pub fn trailer(length: u64, digest: &blake3::Hash) -> Bytes {
     let mut bytes = Vec::with_capacity(TRAILER_BYTES);
     bytes.extend_from_slice(MAGIC);
     bytes.extend_from_slice(&length.to_le_bytes());
@@ -37,7 +37,7 @@ pub(super) fn trailer(length: u64, digest: &blake3::Hash) -> Bytes {
 }
 
 /// Returns the object in a whole file's bytes; `None` if the file is damaged or incomplete.
-pub(super) fn object(mut bytes: Bytes) -> Option<Bytes> {
+pub fn object(mut bytes: Bytes) -> Option<Bytes> {
     let length = bytes.len().checked_sub(TRAILER_BYTES)?;
     let found = bytes.split_off(length);
     let expected = trailer(length as u64, &digest([&bytes]));
@@ -46,22 +46,22 @@ pub(super) fn object(mut bytes: Bytes) -> Option<Bytes> {
 
 /// Returns the name of the file with this number, for the object under `key`, with `+` for each
 /// `/`. A key must have no `+`: see [`is_fit`].
-pub(super) fn name(number: u64, key: &str) -> String {
+pub fn name(number: u64, key: &str) -> String {
     format!("{number:016x}.{}", key.replace('/', "+"))
 }
 
 /// Returns the name of the file with this number before its flush; no object has such a name.
-pub(super) fn unfinished(number: u64) -> String {
+pub fn unfinished(number: u64) -> String {
     format!("{UNFINISHED}{number:016x}")
 }
 
 /// Whether this is a name that [`unfinished`] returns.
-pub(super) fn is_unfinished(name: &str) -> bool {
+pub fn is_unfinished(name: &str) -> bool {
     name.starts_with(UNFINISHED)
 }
 
 /// Whether an object under this key can be spooled. All keys of bkfs's objects can.
-pub(super) fn is_fit(key: &str) -> bool {
+pub fn is_fit(key: &str) -> bool {
     const NUMBER_AND_DOT: usize = 17;
     const NAME_BYTES_MAX: usize = 255;
     check_key(Operation::PutNew, key).is_ok()
@@ -70,7 +70,7 @@ pub(super) fn is_fit(key: &str) -> bool {
 }
 
 /// Parses a name that [`name`] returned; `None` for a file that is no object.
-pub(super) fn parse(name: &str) -> Option<(u64, String)> {
+pub fn parse(name: &str) -> Option<(u64, String)> {
     let (number, key) = name.split_once('.')?;
     let is_plain = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     if number.len() != 16 || !number.bytes().all(is_plain) {

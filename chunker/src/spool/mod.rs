@@ -15,7 +15,7 @@
 //!   ROOT/SESSION.damaged               set aside: no mount brings it to the bucket
 //! ```
 
-mod file;
+pub mod file;
 mod left;
 mod replay;
 

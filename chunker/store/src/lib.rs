@@ -3,12 +3,14 @@
 //! Owns the trait [`Store`] and its backends: a local directory, memory, and the remote services.
 //! The remote services use the crate `object_store`, which no other crate may import. Owns also the
 //! parsing of repository URLs, the test of a store's conditional writes, the terms of locks
-//! ([`lock`]), the limits on requests and rates ([`rate_limit`]), the local disk below a spool ([`disk`]),
-//! writes that bypass the page cache ([`direct`]) and the source of randomness ([`entropy`]).
+//! ([`lock`]), the limits on requests and rates ([`rate_limit`]), the local disk below a spool
+//! ([`disk`]), writes that bypass the page cache ([`direct`]) and the source of randomness
+//! ([`entropy`]).
 //!
 //! Does not own what objects hold, how they are named, when they are written or deleted, and what
 //! happens after an outage. A store sends a request again a few times. It never reports an unknown
-//! outcome as a success. The contract suite that every backend passes is in `bkfs_testing::contract`.
+//! outcome as a success. The contract suite that every backend passes is in
+//! `bkfs_testing::contract`.
 //!
 //! # The contract
 //!
@@ -58,7 +60,7 @@ pub use memory::MemoryStore;
 pub use open::open_store;
 pub use options::{Notice, StoreOptions};
 pub use probe::{PROBE_PREFIX, ProbeError, Races, probe_conditional_writes, probe_locks};
-pub use remote::RemoteStore;
+pub use remote::{RemoteStore, Said};
 pub use signs::{Outage, Signs, TOLD_AFTER};
 pub use url::{RepositoryUrl, UrlError, parse_url};
 pub use version::Version;

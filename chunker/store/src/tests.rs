@@ -91,6 +91,10 @@ fn credentials_in_a_url_are_refused_and_not_repeated() {
         assert!(error.contains("credentials"), "{error}");
         assert!(!error.contains("secret"), "{error}");
     }
+    for text in ["id:secret@host://\0", "id:secret@a://b@\0"] {
+        let error = parse_url(text).expect_err(text).to_string();
+        assert!(!error.contains("secret"), "{error}");
+    }
 }
 
 #[test]

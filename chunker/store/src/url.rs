@@ -195,11 +195,11 @@ fn decode_percent(text: &str) -> Option<String> {
 /// Returns the URL for a message, without the text before an `@`, which may be a password.
 fn without_credentials(url: &str) -> String {
     match (url.find("://"), url.rfind('@')) {
-        (Some(scheme), Some(at)) if scheme < at => {
+        (Some(scheme), Some(at)) if scheme < at && !url[..scheme].contains('@') => {
             format!("{}://…{}", &url[..scheme], &url[at..])
         }
-        (None, Some(at)) => format!("…{}", &url[at..]),
-        _ => url.to_owned(),
+        (_, Some(at)) => format!("…{}", &url[at..]),
+        (_, None) => url.to_owned(),
     }
 }
 

@@ -1,6 +1,8 @@
 //! The encoding of the root, and the invariants that transitions preserve.
 
 use super::support::*;
+use crate::root::chain::Chain;
+use crate::root::journal::JournalEntry;
 use crate::root::record::{CommitRecord, RecordedSnapshot, Replayed};
 use crate::root::refusal::Refusal;
 use crate::root::shard::ListRef;
@@ -8,6 +10,7 @@ use crate::root::state::*;
 use crate::root::transition::*;
 use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::crypto::RepositoryId;
+use bkfs_chunker::ingest::Delivered;
 use bkfs_chunker::pack::PackName;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -529,4 +532,35 @@ fn takeover_is_for_those_it_was_judged_for() {
         root.claim(SessionId(3), "..", Claim::Free),
         Err(Refusal::BadName { .. })
     ));
+}
+
+#[test]
+fn a_root_counts_no_further_than_there_is_a_successor() {
+    let counting = |count: u64| {
+        let mut root = Root::witnessed(RepositoryId([7; 16]), [1; 16]);
+        root.generation = count;
+        root.chain = Some(Chain::new(count, None));
+        root
+    };
+    let mut last = counting(COUNTER_MAX);
+    assert!(last.encode().is_ok());
+    last.follow([2; 16]);
+    assert!(matches!(last.encode(), Err(StateError::Inconsistent(_))));
+    let forged = minicbor::to_vec(counting(u64::MAX)).expect("can be encoded");
+    assert!(matches!(
+        Root::decode(&forged),
+        Err(StateError::Inconsistent(_))
+    ));
+    let mut root = counting(1);
+    root.register(SessionId(1), holder("h")).expect("room");
+    let session = root.sessions.get_mut(&SessionId(1)).expect("registered");
+    session.covered = u64::MAX;
+    let forged = minicbor::to_vec(&root).expect("can be encoded");
+    assert!(matches!(
+        Root::decode(&forged),
+        Err(StateError::Inconsistent(_))
+    ));
+    let entry = |last| JournalEntry::new(1..=last, Delivered::default(), Vec::new()).encode();
+    assert!(JournalEntry::decode(&entry(COUNTER_MAX)).is_ok());
+    assert!(JournalEntry::decode(&entry(u64::MAX)).is_err());
 }

@@ -47,6 +47,35 @@ pub(super) struct Answer {
     pub retry_after: Option<Duration>,
 }
 
+/// What the document of an error answer says.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Said {
+    /// The service's error code.
+    pub code: Option<String>,
+    /// The service's error message.
+    pub message: Option<String>,
+    /// The bucket's region.
+    pub region: Option<String>,
+}
+
+impl Said {
+    /// The longest text without elements that counts as a message, in bytes.
+    pub const TEXT_BYTES_MAX: usize = 200;
+
+    /// Reads a document, which is XML, JSON or plain text. Accepts any text.
+    pub fn in_document(document: &str) -> Self {
+        let owned = |name| element(document, name).map(str::to_owned);
+        let text = document.trim();
+        let is_text =
+            !text.is_empty() && !text.starts_with('<') && text.len() <= Self::TEXT_BYTES_MAX;
+        Self {
+            code: owned("Code"),
+            message: owned("Message").or(is_text.then(|| text.to_owned())),
+            region: owned("Region"),
+        }
+    }
+}
+
 /// A request without a complete answer.
 #[derive(Clone, Debug)]
 pub(super) struct Broken {

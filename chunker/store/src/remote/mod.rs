@@ -50,6 +50,7 @@ use crate::{
     ObjectInfo, Operation, RepositoryUrl, Store, StoreError, StoreErrorKind, StoreOptions, Version,
     WHOLE_OBJECT_BYTES_MAX, check_key, check_prefix, check_range, too_large,
 };
+pub use answer::Said;
 use contact::Contact;
 use departed::carrying;
 use locker::{Locker, Locking};

@@ -21,7 +21,7 @@ use object_store::client::{
 use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
-use super::answer::{Answer, Broken, Fault, Senseless, element, is_metadata_service};
+use super::answer::{Answer, Broken, Fault, Said, Senseless, is_metadata_service};
 use super::contact::{Contact, QUIET};
 use super::departed::Departed;
 use super::locker::Locked;
@@ -52,8 +52,8 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// Returns the longest allowed silence of a request with a body of `whole` bytes of which `left`
-    /// bytes have not been handed to the connection.
+    /// Returns the longest allowed silence of a request with a body of `whole` bytes of which
+    /// `left` bytes have not been handed to the connection.
     fn with(self, whole: u64, left: u64) -> Duration {
         let draining = whole.min(SOCKET_BYTES) / SLOWEST_BYTES_PER_SECOND;
         match left {
@@ -200,15 +200,14 @@ impl HttpService for Transport {
         if status.is_success() {
             return Ok(HttpResponse::from_parts(parts, body));
         }
-        let document = read_document(body).await;
+        let said = Said::in_document(&read_document(body).await);
         Err(fault(Fault::Answer(Answer {
             host,
             status: status.as_u16(),
-            code: header(&parts, "x-ms-error-code")
-                .or_else(|| element(&document, "Code").map(str::to_owned)),
-            message: message_in(&document),
+            code: header(&parts, "x-ms-error-code").or(said.code),
+            message: said.message,
             region: header(&parts, "x-amz-bucket-region")
-                .or_else(|| element(&document, "Region").map(str::to_owned))
+                .or(said.region)
                 .filter(|region| asked.region.as_ref() != Some(region)),
             location: header(&parts, "location"),
             retry_after: header(&parts, "retry-after")
@@ -510,17 +509,6 @@ async fn read_document(body: HttpResponseBody) -> String {
         }
     }
     String::from_utf8_lossy(&document).into_owned()
-}
-
-/// Returns the message in an error document, which is XML, JSON or plain text.
-fn message_in(document: &str) -> Option<String> {
-    const SHOWN_MAX: usize = 200;
-    if let Some(message) = element(document, "Message") {
-        return Some(message.to_owned());
-    }
-    let text = document.trim();
-    let shown = !text.is_empty() && !text.starts_with('<') && text.len() <= SHOWN_MAX;
-    shown.then(|| text.to_owned())
 }
 
 /// Returns the two innermost messages of an error chain. The outer ones only say that a request

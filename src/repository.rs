@@ -205,8 +205,8 @@ pub async fn open_on(
     })
 }
 
-/// Updates the index of a depot to the newest root, for readers that met an object which is gone
-/// (rule 10).
+/// Updates the index of a content store to the newest root, for readers that met an object which is
+/// gone (rule 10).
 #[derive(Debug)]
 struct NewestRoot {
     handle: RootHandle,

@@ -4,7 +4,7 @@
 
 const MIB: u64 = 1 << 20;
 
-/// The most bytes of memory that each part of a depot may hold.
+/// The most bytes of memory that each part of a content store may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryBudget {
     /// Bytes that are accepted for writing and not yet acknowledged by the store. At least
@@ -25,8 +25,8 @@ impl MemoryBudget {
     pub const LEAST_FETCH_BYTES: u64 = 10 * MIB;
 
     /// Divides `bytes`, the memory limit of the process: 3/8 for writes, 1/8 for fetches and 1/4
-    /// for the cache. The last quarter is left to the caller of the depot (dirty ranges, tree
-    /// nodes, replies).
+    /// for the cache. The last quarter is left to the caller of the content store (dirty ranges,
+    /// tree nodes, replies).
     pub fn of_total(bytes: u64) -> Self {
         Self {
             write_bytes: (bytes * 3 / 8).max(Self::LEAST_WRITE_BYTES),

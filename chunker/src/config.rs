@@ -24,7 +24,7 @@ pub enum Compression {
     None,
 }
 
-/// How a depot uses the machine and the store.
+/// How a content store uses the machine and the store.
 #[derive(Debug, Clone)]
 pub struct ContentStoreConfig {
     /// Directory that keeps fetched frames and index tables across restarts. `None` keeps the index

@@ -62,8 +62,8 @@ impl ContentStore {
         self.shared.link.bear_refusals();
     }
 
-    /// Opens a depot over `store` with an empty index. Call [`ContentStore::load_index`] with the root's
-    /// list before any read.
+    /// Opens a content store over `store` with an empty index. Call [`ContentStore::load_index`]
+    /// with the root's list before any read.
     ///
     /// # Errors
     /// - [`ContentError::CacheDirectory`] if the cache directory cannot be created or used.
@@ -137,13 +137,13 @@ impl ContentStore {
         &self.shared.link.entropy
     }
 
-    /// Returns the configuration of this depot, with the memory limits raised to their workable
-    /// minimum.
+    /// Returns the configuration of this content store, with the memory limits raised to their
+    /// workable minimum.
     pub fn config(&self) -> &ContentStoreConfig {
         &self.shared.config
     }
 
-    /// Returns the counters of this depot so far.
+    /// Returns the counters of this content store so far.
     pub fn metrics(&self) -> Metrics {
         self.shared.link.counters.snapshot()
     }
@@ -159,7 +159,8 @@ impl ContentStore {
     /// # Errors
     /// - [`ContentError::Missing`] if an index object does not exist any more, because the list is
     ///   outdated.
-    /// - [`ContentError::Damaged`] or [`ContentError::Unreadable`] if an index object cannot be opened.
+    /// - [`ContentError::Damaged`] or [`ContentError::Unreadable`] if an index object cannot be
+    ///   opened.
     /// - [`ContentError::Store`] or [`ContentError::Stalled`] if the store fails.
     /// - [`ContentError::Internal`] if a worker's job panics or a new table does not open.
     pub async fn load_index(
@@ -278,17 +279,18 @@ impl ContentStore {
     /// Returns exactly `length` bytes for each piece, in consecutive parts.
     ///
     /// Frames that lie close together are fetched by one request, and all bytes are verified. If
-    /// pieces fail, returns the first error; [`ContentStore::read_each`] returns the other pieces as well.
+    /// pieces fail, returns the first error; [`ContentStore::read_each`] returns the other pieces
+    /// as well.
     ///
     /// # Errors
-    /// As [`ContentStore::read_blob`], and [`ContentError::Invalid`] for a piece that extends past its
-    /// target.
+    /// As [`ContentStore::read_blob`], and [`ContentError::Invalid`] for a piece that extends past
+    /// its target.
     pub async fn read(&self, pieces: &[Piece]) -> Result<Vec<Vec<Bytes>>, ContentError> {
         self.read_each(pieces).await.into_iter().collect()
     }
 
-    /// As [`ContentStore::read`], but with one result for each piece: damage to one piece does not prevent
-    /// the others from being read.
+    /// As [`ContentStore::read`], but with one result for each piece: damage to one piece does not
+    /// prevent the others from being read.
     ///
     /// # Errors
     /// For each piece those of [`ContentStore::read`].

@@ -1,7 +1,8 @@
 //! Errors between a caller and the bucket, in as few kinds as there are ways to react.
 //!
-//! Owns the error of the crate's interface (`content_store`, `ingest`, `hydrate`, `catalog`). The pure
-//! modules have errors of their own, which are converted here together with the name of the object.
+//! Owns the error of the crate's interface (`content_store`, `ingest`, `hydrate`, `catalog`). The
+//! pure modules have errors of their own, which are converted here together with the name of the
+//! object.
 
 use std::sync::Arc;
 
@@ -11,8 +12,8 @@ use crate::crypto::OpenError;
 use crate::id::{Id, Kind};
 use crate::spool::SpoolError;
 
-/// Why a depot could not serve a call. Clones are cheap, since several readers may wait for one
-/// fetch.
+/// Why a content store could not serve a call. Clones are cheap, since several readers may wait for
+/// one fetch.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ContentError {
     /// The bytes in the bucket are not those that were written (the cache is never the cause).
@@ -75,7 +76,7 @@ pub enum ContentError {
     /// large).
     #[error("invalid request: {0}")]
     Invalid(&'static str),
-    /// The cache directory cannot be used at all. Occurs only when a depot is opened.
+    /// The cache directory cannot be used at all. Occurs only when a content store is opened.
     #[error("cache directory {path}: {source}")]
     CacheDirectory {
         /// The path of the directory.

@@ -1,11 +1,11 @@
 //! A content-addressed, encrypted store of chunks over a bucket.
 //!
 //! Owns everything between bytes of content and objects in the bucket: chunking, ids, compression,
-//! encryption, packs and the index. Does not own the bucket itself, which is the crate `bkfs_store`.
-//! Knows nothing of files, directories, inodes or the kernel.
+//! encryption, packs and the index. Does not own the bucket itself, which is the crate
+//! `bkfs_store`. Knows nothing of files, directories, inodes or the kernel.
 //!
-//! `cut`, `id`, `codec`, `seal`, `pack` and `index` are pure: they do no I/O, read no clock and draw
-//! no randomness.
+//! `cut`, `id`, `codec`, `seal`, `pack` and `index` are pure: they do no I/O, read no clock and
+//! draw no randomness.
 
 pub mod chunking;
 pub mod codec;

@@ -1,4 +1,4 @@
-//! Counters of a depot's work, for `status` and metrics.
+//! Counters of a content store's work, for `status` and metrics.
 //!
 //! Owns numbers only: plain atomics that are read without a lock. They inform people; the program
 //! decides nothing by them.

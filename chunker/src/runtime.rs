@@ -1,7 +1,7 @@
 //! The parts of an open store of chunks that all its users share.
 //!
 //! Owns nothing but the parts: connection, keys, cutter, workers, index and reader. Does not own
-//! how they are opened (depot), nor what is read and written with them (hydrate, ingest).
+//! how they are opened (content store), nor what is read and written with them (hydrate, ingest).
 
 use std::sync::Arc;
 

@@ -44,7 +44,7 @@ const COMPARED_BYTES: u64 = 64 << 10;
 /// How many answers must say that an object is not ours before the link believes it.
 const FOREIGN_ANSWERS: u32 = 3;
 
-/// The client of the store that the whole depot shares.
+/// The client of the store that the whole content store shares.
 #[derive(Debug)]
 pub(crate) struct StoreClient {
     pub(crate) store: Arc<dyn Store>,
@@ -150,9 +150,9 @@ impl StoreClient {
     /// Reads a whole object.
     ///
     /// # Errors
-    /// [`ContentError::Missing`] if the object is absent. [`ContentError::Store`] if the store refuses
-    /// for good. [`ContentError::Stalled`] if the store made no progress, or this object could not be
-    /// read, for the whole timeout.
+    /// [`ContentError::Missing`] if the object is absent. [`ContentError::Store`] if the store
+    /// refuses for good. [`ContentError::Stalled`] if the store made no progress, or this object
+    /// could not be read, for the whole timeout.
     pub(crate) async fn get(&self, key: &str) -> Result<Bytes, ContentError> {
         let read = || async { self.store.get(key).await.map(|(bytes, _)| bytes) };
         self.read(key, read).await
@@ -161,8 +161,8 @@ impl StoreClient {
     /// Reads exactly the bytes `range` of an object, whose end is exclusive.
     ///
     /// # Errors
-    /// Those of [`StoreClient::get`], and [`ContentError::Damaged`] if the object is shorter or the store
-    /// returns another length.
+    /// Those of [`StoreClient::get`], and [`ContentError::Damaged`] if the object is shorter or the
+    /// store returns another length.
     pub(crate) async fn get_range(
         &self,
         key: &str,
@@ -267,8 +267,8 @@ impl StoreClient {
     /// appear.
     ///
     /// # Errors
-    /// [`ContentError::Store`] if another object has the name, or if the store refuses for good: for
-    /// the whole timeout after [`StoreClient::bear_refusals`], otherwise in 3 attempts.
+    /// [`ContentError::Store`] if another object has the name, or if the store refuses for good:
+    /// for the whole timeout after [`StoreClient::bear_refusals`], otherwise in 3 attempts.
     pub(crate) async fn create(&self, key: &str, body: &[Bytes]) -> Result<(), ContentError> {
         let awake = Awake::default();
         awake.watch(self.create_awake(key, body, &awake)).await
@@ -361,8 +361,8 @@ impl StoreClient {
 
     /// Returns whether to give up a request that the store refuses in this way since `since`: only
     /// a person can remove the cause. Accepted data is never given up because of credentials and
-    /// permissions, which are renewed. After [`StoreClient::bear_refusals`] it is not given up because of
-    /// a full store either, which is emptied.
+    /// permissions, which are renewed. After [`StoreClient::bear_refusals`] it is not given up
+    /// because of a full store either, which is emptied.
     fn gives_up(&self, kind: StoreErrorKind, attempt: u32, awake: &Awake, since: Moment) -> bool {
         self.is_final(kind)
             && match self.bears_refusals() {

@@ -194,7 +194,7 @@ fn has_ended(recovery_base: &RecoveryBase) -> Failure {
     .hint("The next mount there makes a snapshot of that. --give-up gives it up for good.")
 }
 
-/// The grounds of ended sessions leave the root, all at once.
+/// The recovery bases of ended sessions leave the root, all at once.
 async fn forsake(
     repository: &Repository,
     ids: &[SessionId],

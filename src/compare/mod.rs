@@ -105,8 +105,8 @@ impl<'a> Comparison<'a> {
     /// is `path`.
     ///
     /// # Errors
-    /// [`VolumeError::ContentStore`], [`VolumeError::Tree`] or [`VolumeError::Malformed`] if a tree cannot
-    /// be read.
+    /// [`VolumeError::ContentStore`], [`VolumeError::Tree`] or [`VolumeError::Malformed`] if a tree
+    /// cannot be read.
     pub async fn new(
         (left, right): (&'a View, &'a View),
         inodes: (u64, u64),

@@ -280,8 +280,8 @@ fn path_of(inode: u64, parents: &HashMap<u64, (u64, Vec<u8>)>) -> String {
 /// can be read.
 ///
 /// `seen` holds the nodes that were visited before, for this tree or for others: they are skipped.
-/// Returns true if every node that was not skipped can be read and a pack of the depot's index
-/// holds everything that it refers to.
+/// Returns true if every node that was not skipped can be read and a pack of the content store's
+/// index holds everything that it refers to.
 ///
 /// # Errors
 /// [`RootError::Content`] if the store cannot be read. A damaged or missing node is no error.

@@ -37,7 +37,8 @@ use crate::root::state::{ROOT_KEY, Root};
 use crate::volume::error::VolumeError;
 use crate::volume::nodes::Nodes;
 
-/// Frame cache of the depot that looks blobs up, in bytes: it reads only nodes, to trace damage.
+/// Frame cache of the content store that looks blobs up, in bytes: it reads only nodes, to trace
+/// damage.
 const CACHE_BYTES: u64 = 32 << 20;
 
 /// Rounds of a check; the root's replacement while an object was missing starts a new one (rule
@@ -238,7 +239,7 @@ fn count(packs: &[PackContents], options: &CheckOptions, report: &mut Report) {
         .store(report.counts.bytes, Ordering::Relaxed);
 }
 
-/// Opens the depot that looks blobs up.
+/// Opens the content store that looks blobs up.
 ///
 /// # Errors
 /// Those of [`ContentStore::open`].

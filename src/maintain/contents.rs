@@ -110,8 +110,8 @@ impl Walk<'_> {
     /// Reads data packs: whole if `sample` takes them, otherwise only header and footer.
     ///
     /// # Errors
-    /// [`ContentError::Store`] or [`ContentError::Stalled`] if the store cannot be read. Damage of a
-    /// pack is no error.
+    /// [`ContentError::Store`] or [`ContentError::Stalled`] if the store cannot be read. Damage of
+    /// a pack is no error.
     pub async fn data(
         &self,
         packs: &[PackContents],
@@ -161,8 +161,8 @@ impl Walk<'_> {
     /// Reads every byte of all metadata packs.
     ///
     /// # Errors
-    /// [`ContentError::Store`] or [`ContentError::Stalled`] if the store cannot be read. Damage of a
-    /// pack is no error.
+    /// [`ContentError::Store`] or [`ContentError::Stalled`] if the store cannot be read. Damage of
+    /// a pack is no error.
     pub async fn metadata(
         &self,
         packs: &[PackContents],

@@ -2,8 +2,8 @@
 //! volume must carry out.
 //!
 //! Owns the problems that are reported of them, and which journals can never be carried out. Writes
-//! nothing. Does not own how journals are found, nor which are missing: [`crate::root::ended_sessions`]
-//! decides both, as for a takeover.
+//! nothing. Does not own how journals are found, nor which are missing:
+//! [`crate::root::ended_sessions`] decides both, as for a takeover.
 //!
 //! Sessions write journals, cover them by a commit, and delete them while the check reads them. A
 //! list of the bucket takes many requests, and may show a journal and not the one before it. So

@@ -101,8 +101,9 @@ struct Mend<'a> {
 }
 
 impl Mend<'_> {
-    /// Lists in `next` what is known of lost lists that still stand there, and is not listed: another
-    /// repair may have been faster, and snapshots may have been made, forgotten or collected since.
+    /// Lists in `next` what is known of lost lists that still stand there, and is not listed:
+    /// another repair may have been faster, and snapshots may have been made, forgotten or
+    /// collected since.
     async fn merge_snapshots(&mut self, next: &Root) -> Result<(), RootError> {
         if self.lost_lists.is_empty() && self.abandoned.is_empty() {
             return Ok(());

@@ -1,6 +1,7 @@
 //! Counts objects of the bucket that a root does not need.
 //!
-//! Owns which objects these are, by their keys and by the lists and index objects of the root. Pure.
+//! Owns which objects these are, by their keys and by the lists and index objects of the root.
+//! Pure.
 
 use std::collections::{BTreeMap, HashSet};
 

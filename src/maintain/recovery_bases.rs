@@ -1,8 +1,8 @@
 //! The states that the spools of ended sessions are based on, for code that goes through everything
 //! that is needed.
 //!
-//! Owns the way from a ground of the root to its commit record, and the name of a ground in
-//! reports.
+//! Owns the way from a recovery base of the root to its commit record, and the name of a recovery
+//! base in reports.
 
 use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::error::ContentError;
@@ -12,7 +12,7 @@ use crate::root::error::RootError;
 use crate::root::record::CommitRecord;
 use crate::root::state::RecoveryBase;
 
-/// Returns the name of a ground in reports.
+/// Returns the name of a recovery base in reports.
 pub fn name_of(recovery_base: &RecoveryBase) -> String {
     let (session, host, volume) = (
         recovery_base.session,

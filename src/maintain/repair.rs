@@ -1,11 +1,15 @@
-//! Mends what can be mended: a lost index, a lost root, lost lists of snapshots; and puts damage in quarantine, so that the next write of the same data stores it again.
+//! Mends what can be mended: a lost index, a lost root, lost lists of snapshots; and puts damage in
+//! quarantine, so that the next write of the same data stores it again.
 //!
-//! Owns the plan, which says beforehand what will be done, and its execution: everything that the new root names is written and acknowledged first, then the root is
-//! replaced, by a session that is registered in it (protocol.md, rules 1 and 2). Deletes nothing but journals that can never be carried out, of which it leaves copies. Only where no root is left is one written by nobody's session:
-//! every session of the past is then gone or ended, and finds itself fenced.
+//! Owns the plan, which says beforehand what will be done, and its execution: everything that the
+//! new root names is written and acknowledged first, then the root is replaced, by a session that
+//! is registered in it (protocol.md, rules 1 and 2). Deletes nothing but journals that can never be
+//! carried out, of which it leaves copies. Only where no root is left is one written by nobody's
+//! session: every session of the past is then gone or ended, and finds itself fenced.
 //!
-//! What comes back is closed (rule 3): packs that refer to what is nowhere are left out, unless a snapshot or volume needs them; then what is missing is lost, and
-//! the next check says so. Footers and commit records are what packs carry for this.
+//! What comes back is closed (rule 3): packs that refer to what is nowhere are left out, unless a
+//! snapshot or volume needs them; then what is missing is lost, and the next check says so. Footers
+//! and commit records are what packs carry for this.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -40,10 +44,12 @@ use crate::root::state::{ROOT_KEY, Root, SessionId};
 /// How often packs that do not belong to anything are left out and the rest is looked at again.
 const ROUNDS_MAX: u32 = 8;
 
-/// A check that goes on until what it would bring back is closed, and the plan that follows from it.
+/// A check that goes on until what it would bring back is closed, and the plan that follows from
+/// it.
 ///
 /// # Errors
-/// [`RootError::Rollback`] and [`RootError::Unopenable`] where repair would destroy more than it mends; store errors.
+/// [`RootError::Rollback`] and [`RootError::Unopenable`] where repair would destroy more than it
+/// mends; store errors.
 pub async fn plan(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
@@ -80,8 +86,9 @@ pub async fn plan(
     ))
 }
 
-/// The last commit of each volume: as the root says, or the best of the records. A record that some index object holds was stored with all that it needs, before
-/// anything was damaged; another must prove it.
+/// The last commit of each volume: as the root says, or the best of the records. A record that some
+/// index object holds was stored with all that it needs, before anything was damaged; another must
+/// prove it.
 async fn tips(findings: &Findings) -> Result<BTreeMap<String, Id>, RootError> {
     let mut tips = BTreeMap::new();
     if let Some(handle) = &findings.handle {
@@ -116,7 +123,8 @@ async fn tips(findings: &Findings) -> Result<BTreeMap<String, Id>, RootError> {
     Ok(tips)
 }
 
-/// Packs outside of every index object that refer to what is nowhere, and that no snapshot and no volume needs: what a crash has left.
+/// Packs outside of every index object that refer to what is nowhere, and that no snapshot and no
+/// volume needs: what a crash has left.
 async fn strangers(
     findings: &Findings,
     tips: &BTreeMap<String, Id>,

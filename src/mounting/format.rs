@@ -17,8 +17,8 @@ use crate::volume::{ROOT_INODE, Volume};
 /// Cancel safety: dropped, it has stored the node or not; nothing refers to it.
 ///
 /// # Errors
-/// [`VolumeError::ContentStore`] if the node cannot be stored, [`VolumeError::Tree`] if it is no valid
-/// node.
+/// [`VolumeError::ContentStore`] if the node cannot be stored, [`VolumeError::Tree`] if it is no
+/// valid node.
 pub async fn empty_tree(ingest: &Ingest, cache: &Nodes) -> Result<Id, VolumeError> {
     crate::tree::empty(&NewNodes { ingest, cache }).await
 }

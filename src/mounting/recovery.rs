@@ -421,8 +421,8 @@ impl Recovery<'_> {
         for pack in own.values().filter(|pack| !pack.is_metadata) {
             self.store_again(pack, &mut chunks).await?;
         }
-        // What the session relied on may have been condemned since: its ground keeps that from
-        // being deleted. Lists of chunks bring theirs with them.
+        // What the session relied on may have been condemned since: its recovery base keeps that
+        // from being deleted. Lists of chunks bring theirs with them.
         for (kind, id) in segments.drain().chain(chunks.drain()) {
             match rescue::ensure(&self.ingest, kind, id).await {
                 Err(VolumeError::ContentStore(error)) => {

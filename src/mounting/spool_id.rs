@@ -33,7 +33,7 @@ pub(super) struct Listed {
 
 impl Listed {
     /// Returns the sessions that should have a spool here and have none: ending sessions of `root`
-    /// that state a number of this directory, and sessions whose grounds do.
+    /// that state a number of this directory, and sessions whose recovery bases do.
     ///
     /// A live session may still create its spool, so it is left out. An ending session created its
     /// spool before it was fenced, or it never acknowledges anything by the spool.

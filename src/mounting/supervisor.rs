@@ -204,7 +204,7 @@ impl MountSupervisor {
             return Ok(());
         };
         let finished = writer.finish(deadline).await;
-        // A ground that is not claimed in time delays one mount, no more.
+        // A recovery base that is not claimed in time delays one mount, no more.
         let claimed = tokio::time::timeout(LEAVING, self.writing.claim_empty()).await;
         if let Ok(Err(error)) = claimed {
             tracing::debug!("an empty spool is left to the next mount: {error}");

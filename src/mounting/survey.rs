@@ -1,14 +1,16 @@
 //! What of a dead session's spool can be brought into the bucket, and what of it is damaged.
 //!
-//! Owns the judgement, which changes nothing: each journal of the spool is read, so that it is known
-//! which packs are needed; each pack is read, so that it is known whether it is whole; and the bucket
-//! is asked for what the spool does not have. Does not own what is done then (`spooling`).
+//! Owns the judgement, which changes nothing: each journal of the spool is read, so that it is
+//! known which packs are needed; each pack is read, so that it is known whether it is whole; and
+//! the bucket is asked for what the spool does not have. Does not own what is done then
+//! (`spooling`).
 //!
-//! What lies in a spool under the name of an object was flushed, so it may have been acknowledged. A
-//! crash leaves packs there that no journal names, and journals whose packs are all there or in the
-//! bucket. So anything else is damage: a journal that is not whole, or is missing while the next one
-//! is there, and a pack that is neither whole here nor in the bucket while a journal names it. What
-//! commits cover is needed no more. The bucket is asked after the session's process has ended.
+//! What lies in a spool under the name of an object was flushed, so it may have been acknowledged.
+//! A crash leaves packs there that no journal names, and journals whose packs are all there or in
+//! the bucket. So anything else is damage: a journal that is not whole, or is missing while the
+//! next one is there, and a pack that is neither whole here nor in the bucket while a journal names
+//! it. What commits cover is needed no more. The bucket is asked after the session's process has
+//! ended.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;

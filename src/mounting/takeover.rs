@@ -20,9 +20,9 @@ use crate::volume::Volume;
 use crate::volume::operations::Operations;
 use crate::volume::rescue;
 
-/// Replays the acknowledged operations of the victims of `open`, oldest session first, on a volume
-/// that has no users yet. Returns the sessions that the first commit takes out of the root. That
-/// commit must be made before any other change is accepted.
+/// Replays the acknowledged operations of the ended sessions of `open`, oldest session first, on a
+/// volume that has no users yet. Returns the sessions that the first commit takes out of the root.
+/// That commit must be made before any other change is accepted.
 ///
 /// # Errors
 /// [`MountingError::Root`] for a journal that cannot be decoded; [`MountingError::Volume`] if the
@@ -51,8 +51,8 @@ pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<Replayed>
     Ok(replayed.collect())
 }
 
-/// Makes the packs in the victims' journals this session's own, as far as rule 3 permits: blobs of
-/// packs that a collection has condemned since are stored again.
+/// Makes the packs in the ended sessions' journals this session's own, as far as rule 3 permits:
+/// blobs of packs that a collection has condemned since are stored again.
 async fn take_packs(volume: &Volume, open: &OpenSession) -> Result<(), MountingError> {
     let entries = open
         .ended_sessions()

@@ -1,6 +1,7 @@
 //! The writing part of a mount: session, volume and committer.
 //!
-//! Owns the order in which they start and stop. [`super::supervisor`] decides when they are replaced.
+//! Owns the order in which they start and stop. [`super::supervisor`] decides when they are
+//! replaced.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -42,7 +43,7 @@ use crate::volume::{Volume, VolumeParts};
 /// Pause after which an unreadable quarantine is read again.
 const QUARANTINE_RETRY: Duration = Duration::from_secs(5);
 
-/// Longest time that a mount waits for grounds to leave the root.
+/// Longest time that a mount waits for recovery bases to leave the root.
 const CLAIMING: Duration = Duration::from_secs(5);
 
 /// A writing session.
@@ -125,9 +126,9 @@ impl Writing {
         }
     }
 
-    /// Takes grounds of ended sessions out of the root whose spools on this machine are empty or
-    /// absent, by a session of its own. Dropped, or after an error, it leaves them to the next
-    /// mount.
+    /// Takes recovery bases of ended sessions out of the root whose spools on this machine are
+    /// empty or absent, by a session of its own. Dropped, or after an error, it leaves them to the
+    /// next mount.
     ///
     /// # Errors
     /// [`MountingError::Spool`] if the spools cannot be listed; errors of the root.
@@ -147,8 +148,9 @@ impl Writing {
         Ok(open.end().await?)
     }
 
-    /// Same, by `open`, a session of this mount. It covers the ground of a session that could still
-    /// commit when this mount listed the spools, and was killed before it had made its spool.
+    /// Same, by `open`, a session of this mount. It covers the recovery base of a session that
+    /// could still commit when this mount listed the spools, and was killed before it had made its
+    /// spool.
     async fn claim_left(&self, open: &OpenSession) -> Result<(), MountingError> {
         let empty = self.empty_recovery_bases().await?;
         if empty.is_empty() {
@@ -157,7 +159,8 @@ impl Writing {
         Ok(give_up(&self.repository.handle, open, &empty).await?)
     }
 
-    /// Returns ended sessions with grounds whose spools would lie on this machine and are absent.
+    /// Returns ended sessions with recovery bases whose spools would lie on this machine and are
+    /// absent.
     async fn empty_recovery_bases(&self) -> Result<Vec<SessionId>, MountingError> {
         let view = self.repository.handle.current();
         let is_any = !view.root.recovery_bases().is_empty();

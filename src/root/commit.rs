@@ -220,7 +220,7 @@ impl<U: Uploads> RootCommitter<U> {
     }
 
     /// Names ended sessions whose spools hold nothing that the trees do not. Replayed ones leave no
-    /// ground; the snapshot of a snapshot-only committer removes their grounds.
+    /// recovery base; the snapshot of a snapshot-only committer removes their grounds.
     pub fn claiming(self, claimed: Vec<SessionId>) -> Self {
         Self { claimed, ..self }
     }

@@ -298,8 +298,8 @@ pub(super) async fn ended_sessions(
 }
 
 /// Checks, before the volume is taken, that no acknowledged operation of its ended sessions and its
-/// holder is missing. Returns the journals that it has read, for [`ended_sessions`]. Leaves unreadable
-/// journals to [`ended_sessions`]. Writes nothing.
+/// holder is missing. Returns the journals that it has read, for [`ended_sessions`]. Leaves
+/// unreadable journals to [`ended_sessions`]. Writes nothing.
 ///
 /// # Errors
 /// [`RootError::JournalsMissing`] if operations are missing, and no commit of their session moved

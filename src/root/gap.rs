@@ -1,7 +1,7 @@
 //! Gaps: acknowledged operations of a session whose journals are no longer in the bucket.
 //!
-//! Owns what a gap says of them, and its text. [`super::ended_sessions`] finds gaps in the journals of
-//! ended sessions.
+//! Owns what a gap says of them, and its text. [`super::ended_sessions`] finds gaps in the journals
+//! of ended sessions.
 
 use super::listing::journal_key;
 use super::sent::Sent;

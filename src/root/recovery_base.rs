@@ -1,5 +1,5 @@
 //! Finds the recovery base of an ended session: the commit that the journals in its local spool
-//! follow (docs/PROTOCOL.md, rule 7, "Grounds").
+//! follow (docs/PROTOCOL.md, rule 7, "Recovery bases").
 //!
 //! Owns the reading of such journals, and the choice of the one tree to which their operations
 //! apply. Owns neither spools nor the recovery itself.
@@ -117,10 +117,10 @@ impl KeptJournals {
     /// Cancel safety: dropped, it leaves the journals as they were.
     ///
     /// # Errors
-    /// - [`RecoveryBaseError::TooFar`] if the commit is not among the last 20,000, or the journals name a
-    ///   commit that is not in the chain.
-    /// - [`RecoveryBaseError::Gap`] if operations are missing before a journal and no commit carried them
-    ///   out.
+    /// - [`RecoveryBaseError::TooFar`] if the commit is not among the last 20,000, or the journals
+    ///   name a commit that is not in the chain.
+    /// - [`RecoveryBaseError::Gap`] if operations are missing before a journal and no commit
+    ///   carried them out.
     /// - [`RecoveryBaseError::Root`] if `read` fails.
     pub async fn stand<F>(
         &mut self,
@@ -133,7 +133,7 @@ impl KeptJournals {
         let named = self.entries.last().and_then(|entry| entry.recovery_base);
         let entry = root.volumes.get(&self.volume);
         let mut next = match root.recovery_base_of(self.session) {
-            // The ground names the commits, however many followed since.
+            // The recovery base names the commits, however many followed since.
             Some(kept) => kept.after.or(kept.record),
             None => entry.and_then(|entry| entry.commit),
         };

@@ -1,13 +1,13 @@
 //! Grounds: the recovery bases that the root keeps for ended sessions whose spools have not been
 //! examined yet.
 //!
-//! Owns when a ground is added, claimed and given up. Pure.
-//! [`super::recovery_base`] finds the commit that the spool follows; collection must not delete the packs
-//! that a ground needs.
+//! Owns when a recovery base is added, claimed and given up. Pure.
+//! [`super::recovery_base`] finds the commit that the spool follows; collection must not delete the
+//! packs that a recovery base needs.
 //!
-//! A session with a spool leaves a ground in the replacement that removes it from the root. It
-//! leaves none if the session that removes it has uploaded that spool itself or found it empty. A
-//! session that ends by itself has committed everything, and leaves none.
+//! A session with a spool leaves a recovery base in the replacement that removes it from the root.
+//! It leaves none if the session that removes it has uploaded that spool itself or found it empty.
+//! A session that ends by itself has committed everything, and leaves none.
 
 use super::refusal::{OldestRecoveryBases, Refusal};
 use super::state::{
@@ -16,12 +16,12 @@ use super::state::{
 use bkfs_chunker::id::Id;
 
 impl Root {
-    /// Returns the grounds in this root.
+    /// Returns the recovery bases in this root.
     pub fn recovery_bases(&self) -> &[RecoveryBase] {
         self.recovery_bases.as_deref().unwrap_or_default()
     }
 
-    /// Returns the ground of a session.
+    /// Returns the recovery base of a session.
     pub fn recovery_base_of(&self, session: SessionId) -> Option<&RecoveryBase> {
         let mut recovery_bases = self.recovery_bases().iter();
         recovery_bases.find(|recovery_base| recovery_base.session == session)
@@ -36,13 +36,13 @@ impl Root {
         }
     }
 
-    /// Adds a ground for each ended session in `leaving` that has a spool and is not in `claimed`.
-    /// Call this before the sessions leave the root. `after` is the commit that carries out their
-    /// journals.
+    /// Adds a recovery base for each ended session in `leaving` that has a spool and is not in
+    /// `claimed`. Call this before the sessions leave the root. `after` is the commit that carries
+    /// out their journals.
     ///
     /// # Errors
-    /// [`Refusal::RecoveryBasesFull`] if the root would hold more than [`RECOVERY_BASES_MAX`] grounds; it stays
-    /// unchanged then.
+    /// [`Refusal::RecoveryBasesFull`] if the root would hold more than [`RECOVERY_BASES_MAX`]
+    /// recovery bases; it stays unchanged then.
     pub(super) fn leave_recovery_bases(
         &mut self,
         leaving: &[SessionId],
@@ -83,8 +83,8 @@ impl Root {
         Ok(())
     }
 
-    /// Removes the grounds of these sessions, whose spools were claimed or are given up. Returns
-    /// whether the root held one of them.
+    /// Removes the recovery bases of these sessions, whose spools were claimed or are given up.
+    /// Returns whether the root held one of them.
     pub fn drop_recovery_bases(&mut self, sessions: &[SessionId]) -> bool {
         let Some(recovery_bases) = &mut self.recovery_bases else {
             return false;
@@ -98,8 +98,8 @@ impl Root {
         is_any
     }
 
-    /// Checks the invariant of the grounds of every root: no ground belongs to a session that is in
-    /// the root, or names a volume that is not.
+    /// Checks the invariant of the recovery bases of every root: no recovery base belongs to a
+    /// session that is in the root, or names a volume that is not.
     ///
     /// # Errors
     /// [`StateError::Inconsistent`], which names the first violation.

@@ -1,7 +1,7 @@
 //! Refusals: the reasons why a root does not admit a change.
 //!
-//! Owns the reasons and their texts. Pure. [`super::transition`] and [`super::recovery_bases`] decide
-//! which change is refused; [`super::error`] says what the caller should do about it.
+//! Owns the reasons and their texts. Pure. [`super::transition`] and [`super::recovery_bases`]
+//! decide which change is refused; [`super::error`] says what the caller should do about it.
 
 use super::state::{HolderInfo, NameError, RECOVERY_BASES_MAX, RecoveryBase, SessionId};
 use bkfs_chunker::crypto::SlotName;
@@ -43,7 +43,7 @@ pub enum Refusal {
         by_id(oldest)
     )]
     RecoveryBasesFull {
-        /// The oldest grounds in the root.
+        /// The oldest recovery bases in the root.
         oldest: OldestRecoveryBases,
     },
     /// The volume's ended sessions have to be replayed first (rule 7).
@@ -90,7 +90,7 @@ fn by_name(sessions: &[(SessionId, HolderInfo)]) -> String {
     names.join("; ")
 }
 
-/// The number of grounds that the message of [`Refusal::RecoveryBasesFull`] names.
+/// The number of recovery bases that the message of [`Refusal::RecoveryBasesFull`] names.
 const NAMED_GROUNDS: usize = 4;
 
 /// Ended sessions, each with the host of its spool.

@@ -1,5 +1,5 @@
-//! Removal of dead entries from the root: maintenance sessions, and grounds of spools that are
-//! given up (docs/PROTOCOL.md, rule 7).
+//! Removal of dead entries from the root: maintenance sessions, and recovery bases of spools that
+//! are given up (docs/PROTOCOL.md, rule 7).
 //!
 //! Owns those two replacements. [`super::session`] and [`super::holder`] decide when a session
 //! counts as dead.
@@ -54,8 +54,8 @@ impl Transition for RemoveDead {
     }
 }
 
-/// Removes the grounds of these ended sessions from the root, in the name of the live session `by`.
-/// The root then keeps nothing for their spools.
+/// Removes the recovery bases of these ended sessions from the root, in the name of the live
+/// session `by`. The root then keeps nothing for their spools.
 ///
 /// Cancel safety: dropped, it leaves the change unsent, or sent with an unknown outcome, which the
 /// handle settles before its next change.

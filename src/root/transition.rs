@@ -255,8 +255,8 @@ impl Root {
     /// known to hold nothing else.
     ///
     /// # Errors
-    /// [`Refusal::Fenced`] if the session does not hold the volume; [`Refusal::RecoveryBasesFull`] if the
-    /// root has no room for a ground.
+    /// [`Refusal::Fenced`] if the session does not hold the volume; [`Refusal::RecoveryBasesFull`]
+    /// if the root has no room for a ground.
     pub fn remove_replayed(
         &mut self,
         session: SessionId,

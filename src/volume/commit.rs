@@ -52,8 +52,8 @@ impl Volume {
     /// - [`VolumeError::Poisoned`] if the volume accepts nothing more.
     /// - [`VolumeError::Commit`] if the root was not replaced, or the volume is closing.
     /// - [`VolumeError::OutcomeUnknown`] if the commit may have been made.
-    /// - [`VolumeError::ContentStore`], [`VolumeError::Tree`] or [`VolumeError::Malformed`] if the tree
-    ///   could not be made. The changes stay in memory for the next commit.
+    /// - [`VolumeError::ContentStore`], [`VolumeError::Tree`] or [`VolumeError::Malformed`] if the
+    ///   tree could not be made. The changes stay in memory for the next commit.
     pub async fn commit(&self) -> Result<CommitOutcome, VolumeError> {
         self.request(None).await
     }

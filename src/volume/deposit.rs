@@ -65,9 +65,9 @@ impl Volume {
     /// passes them again or drops the deposit.
     ///
     /// # Errors
-    /// [`VolumeError::ContentStore`] if the bytes cannot be stored; [`VolumeError::Tree`] if extents are
-    /// malformed; [`VolumeError::Stale`] if the inode is gone. As [`Volume::writable`] and
-    /// [`View::transact`](crate::volume::view::View::transact).
+    /// [`VolumeError::ContentStore`] if the bytes cannot be stored; [`VolumeError::Tree`] if
+    /// extents are malformed; [`VolumeError::Stale`] if the inode is gone. As [`Volume::writable`]
+    /// and [`View::transact`](crate::volume::view::View::transact).
     pub async fn deposit(
         &self,
         inode: u64,

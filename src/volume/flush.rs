@@ -99,9 +99,9 @@ impl Volume {
     /// refers to the blobs that it stored for them.
     ///
     /// # Errors
-    /// [`VolumeError::ContentStore`] if bytes cannot be read or stored; [`VolumeError::Tree`] if nodes or
-    /// extents are malformed; [`VolumeError::Malformed`] if an item of the inode is, or if no layer
-    /// has its attributes; [`VolumeError::ReadOnly`] if the view is frozen.
+    /// [`VolumeError::ContentStore`] if bytes cannot be read or stored; [`VolumeError::Tree`] if
+    /// nodes or extents are malformed; [`VolumeError::Malformed`] if an item of the inode is, or if
+    /// no layer has its attributes; [`VolumeError::ReadOnly`] if the view is frozen.
     pub async fn flush_file(
         &self,
         inode: u64,

@@ -3,8 +3,8 @@
 //! Owns: when a journal is written, the uploads before it, and the answers to its callers. Does not
 //! own: its contents (`capture`), its object and numbers (`root::journal`, behind [`JournalSink`]).
 //!
-//! One task, the [`JournalTask`], writes all journals of a volume, one after the other. Callers that
-//! wait at the same moment share one journal. Commits run concurrently: a journal carries the
+//! One task, the [`JournalTask`], writes all journals of a volume, one after the other. Callers
+//! that wait at the same moment share one journal. Commits run concurrently: a journal carries the
 //! changes that are not in the tree yet, from either layer.
 
 use std::pin::pin;
@@ -106,8 +106,8 @@ impl Volume {
     /// Cancel safety: dropped, it leaves the bytes dirty, or on their way to the bucket.
     ///
     /// # Errors
-    /// [`VolumeError::ContentStore`] if the bytes could not be stored, or the store made no progress for
-    /// its whole timeout. As [`Volume::flush_file`]. The bytes stay accepted.
+    /// [`VolumeError::ContentStore`] if the bytes could not be stored, or the store made no
+    /// progress for its whole timeout. As [`Volume::flush_file`]. The bytes stay accepted.
     pub async fn deliver(&self, inode: u64) -> Result<(), VolumeError> {
         // Read before the epoch: bytes that a cut in between takes along count as unsent until that
         // cut is in the bucket.
@@ -157,8 +157,8 @@ enum Outcome {
 /// stay in the volume.
 ///
 /// # Errors
-/// [`VolumeError::ContentStore`] or [`VolumeError::Commit`] if there is no spool, it fails, or the changes
-/// are too much for a journal; [`VolumeError::Poisoned`] if the volume has failed. Those of
+/// [`VolumeError::ContentStore`] or [`VolumeError::Commit`] if there is no spool, it fails, or the
+/// changes are too much for a journal; [`VolumeError::Poisoned`] if the volume has failed. Those of
 /// [`Volume::flush_file`].
 pub async fn keep_everything(
     volume: Arc<Volume>,

@@ -46,7 +46,7 @@ impl Nodes {
         &self.names
     }
 
-    /// Returns the depot that nodes are read from.
+    /// Returns the content store that nodes are read from.
     pub fn content_store(&self) -> &ContentStore {
         &self.content_store
     }

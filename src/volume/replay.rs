@@ -29,9 +29,9 @@ impl Volume {
     /// must not be committed.
     ///
     /// # Errors
-    /// [`VolumeError::ContentStore`], [`VolumeError::Tree`] or [`VolumeError::Malformed`] if acknowledged
-    /// contents cannot be found or read; [`VolumeError::ReadOnly`] if the view is frozen. After an
-    /// error, nothing of the volume may be committed.
+    /// [`VolumeError::ContentStore`], [`VolumeError::Tree`] or [`VolumeError::Malformed`] if
+    /// acknowledged contents cannot be found or read; [`VolumeError::ReadOnly`] if the view is
+    /// frozen. After an error, nothing of the volume may be committed.
     pub async fn replay(&self, journals: &[Operations]) -> Result<(), VolumeError> {
         let bytes = self.view.totals().bytes;
         let mut before = BTreeMap::new();

@@ -200,8 +200,8 @@ impl View {
     ///
     /// # Errors
     /// - The errors of `operation`.
-    /// - [`VolumeError::ContentStore`] or [`VolumeError::Tree`] if an item cannot be fetched from the
-    ///   tree.
+    /// - [`VolumeError::ContentStore`] or [`VolumeError::Tree`] if an item cannot be fetched from
+    ///   the tree.
     /// - [`VolumeError::Poisoned`] if the volume accepts nothing more, also if that happens during
     ///   a fetch.
     /// - [`VolumeError::ReadOnly`] if the view is frozen.

@@ -101,7 +101,7 @@ impl View {
         }
     }
 
-    /// Returns the depot that blobs are read from.
+    /// Returns the content store that blobs are read from.
     pub fn content_store(&self) -> &ContentStore {
         self.nodes.content_store()
     }
@@ -124,8 +124,8 @@ impl View {
     /// Returns one item of a tree; none if it does not exist.
     ///
     /// # Errors
-    /// [`VolumeError::ContentStore`] if a node cannot be read; [`VolumeError::Tree`] if a node or the item
-    /// is malformed.
+    /// [`VolumeError::ContentStore`] if a node cannot be read; [`VolumeError::Tree`] if a node or
+    /// the item is malformed.
     pub async fn item_below(&self, base: Id, key: &Key) -> Result<Option<Item>, VolumeError> {
         let value = Tree::new(base).get(self.nodes.as_ref(), key).await?;
         value.map(|value| decode_item(key, &value)).transpose()
@@ -161,8 +161,8 @@ impl View {
     /// any.
     ///
     /// # Errors
-    /// [`VolumeError::ContentStore`] if a node cannot be read; [`VolumeError::Tree`] if a node, or an item
-    /// on the page, is malformed.
+    /// [`VolumeError::ContentStore`] if a node cannot be read; [`VolumeError::Tree`] if a node, or
+    /// an item on the page, is malformed.
     pub async fn items(
         &self,
         scope: Scope,

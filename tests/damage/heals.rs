@@ -49,7 +49,7 @@ fn empty(password: Option<&'static str>, seed: u64) -> Arc<MemoryStore> {
         cost: SlotCost {
             memory_kib: 64,
             passes: 1,
-            pack_writers: 1,
+            lanes: 1,
         },
         label: "another",
         clock: Default::default(),

@@ -1,9 +1,12 @@
-//! Damage: one object of a repository is flipped, cut short, swapped, removed or replaced by what it once was, at random, from a seed.
+//! Damage: one object of a repository is flipped, cut short, swapped, removed or replaced by what
+//! it once was, at random, from a seed.
 //!
-//! After each: `check --read-data` finds it and names the object, and whoever restores gets the right bytes or an error, never a wrong byte, never a panic, and
-//! errors for nothing but the files that the check names. Sealed repositories and plain ones, every class of object.
+//! After each: `check --read-data` finds it and names the object, and whoever restores gets the
+//! right bytes or an error, never a wrong byte, never a panic, and errors for nothing but the files
+//! that the check names. Sealed repositories and plain ones, every class of object.
 //!
-//! A failing case prints how to replay it: `BKFS_DAMAGE_SEED=S BKFS_DAMAGE_CASE=N cargo test -p bkfs-tests --test damage`.
+//! A failing case prints how to replay it: `BKFS_DAMAGE_SEED=S BKFS_DAMAGE_CASE=N cargo test -p
+//! bkfs-tests --test damage`.
 
 mod busy;
 mod cases;

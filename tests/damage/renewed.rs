@@ -254,8 +254,8 @@ pub fn pack_of(key: &str) -> PackName {
     name.parse().expect("a pack")
 }
 
-/// Writes `file` for the snapshots `forgotten` and `kept`, with other contents in each, and condemns
-/// what only `forgotten` needs. A session that crashed holds the deletion back.
+/// Writes `file` for the snapshots `forgotten` and `kept`, with other contents in each, and
+/// condemns what only `forgotten` needs. A session that crashed holds the deletion back.
 pub fn condemn_contents(store: &Arc<MemoryStore>, file: &str, forgotten: &str, kept: &str) {
     let machine = Machine::mount(store.clone(), None);
     machine.write(file, 0, noise(50, 900_000));

@@ -1,4 +1,5 @@
-//! What a repair brings back: lost indexes, a lost root, lost lists; and that damage is stored again by the next write of the same data.
+//! What a repair brings back: lost indexes, a lost root, lost lists; and that damage is stored
+//! again by the next write of the same data.
 
 use std::sync::Arc;
 
@@ -161,7 +162,7 @@ fn a_root_whose_epoch_was_changed_is_repaired_whatever_a_key_states() {
         cost: SlotCost {
             memory_kib: 64,
             passes: 1,
-            pack_writers: 1,
+            lanes: 1,
         },
         object_salt: [5; 32],
         password_salt: [6; 32],

@@ -117,7 +117,7 @@ impl Fixture {
             cost: SlotCost {
                 memory_kib: 64,
                 passes: 1,
-                pack_writers: 1,
+                lanes: 1,
             },
             label: "damage",
             clock: Default::default(),

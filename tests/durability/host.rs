@@ -1,4 +1,5 @@
-//! A machine with a mount of the volume `main`, without a kernel: it can end well, or be gone from one moment to the next.
+//! A machine with a mount of the volume `main`, without a kernel: it can end well, or be gone from
+//! one moment to the next.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -266,7 +267,8 @@ impl Host {
     ) -> Result<Self, bkfs::mounting::error::MountingError> {
         let counted = Arc::new(CountingStore::new(store));
         let faults = Arc::new(FaultStore::new(counted.clone()));
-        // A heartbeat would ask for the root at any time, and be counted. Nobody here waits for one.
+        // A heartbeat would ask for the root at any time, and be counted. Nobody here waits for
+        // one.
         let still = Arc::new(FaultStore::new(faults.clone()));
         still.plan(
             Strike::with(Fault::Hang)

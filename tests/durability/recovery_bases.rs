@@ -44,7 +44,8 @@ fn die_with_a_spool(bucket: &Bucket, disk: &SimulatedDisk) {
     disk.crash(&SeededEntropy::new(1));
 }
 
-/// Another machine takes the volume over, removes what there was, and leaves. Nothing else needs it.
+/// Another machine takes the volume over, removes what there was, and leaves. Nothing else needs
+/// it.
 fn take_over(bucket: &Bucket) {
     let new_holder = bucket.host();
     assert_eq!(new_holder.find("new"), None, "no bucket has it");

@@ -176,7 +176,7 @@ fn key_slots() {
         cost: SlotCost {
             memory_kib: 256,
             passes: 2,
-            pack_writers: 2,
+            lanes: 2,
         },
         object_salt: [0x66; 32],
         password_salt: [0x77; 32],

@@ -87,7 +87,7 @@ pub async fn make(path: &Path) {
         cost: SlotCost {
             memory_kib: 64,
             passes: 1,
-            pack_writers: 1,
+            lanes: 1,
         },
         label: "hostile",
         clock: Default::default(),

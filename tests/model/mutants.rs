@@ -138,8 +138,8 @@ pub enum Mutant {
     SentOutOfTurn,
     /// Rule 7: a session leaves R and its spool is not recorded.
     RecoveryBaseNotLeft,
-    /// Rules 7, 8c: a ground keeps the tree that a spool follows, but not the objects that the
-    /// spool refers to.
+    /// Rules 7, 8c: a recovery base keeps the tree that a spool follows, but not the objects that
+    /// the spool refers to.
     RecoveryBaseWithoutCommit,
     /// Rule 7: a new holder does not read the spools of its own machine.
     SpoolIgnored,

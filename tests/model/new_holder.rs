@@ -256,8 +256,9 @@ fn leave_ground(model: &Protocol, next: &mut State, s: Session, v: Session, volu
     model.coverage.note(Event::RecoveryBaseLeft);
 }
 
-/// Rule 7: a later session on the machine makes a snapshot of the spool's contents, and the ground
-/// leaves R in the same CAS. The spool is locked while its owner lives, so its owner is dead.
+/// Rule 7: a later session on the machine makes a snapshot of the spool's contents, and the
+/// recovery base leaves R in the same CAS. The spool is locked while its owner lives, so its owner
+/// is dead.
 pub fn claim_ground_cas(model: &Protocol, state: &State, s: Session, v: Session) -> Option<State> {
     let is_here = model.scenario.machines[s] == model.scenario.machines[v];
     if state.root.recovery_bases[v].is_none()

@@ -255,7 +255,7 @@ impl Protocol {
         })
     }
 
-    /// Returns all objects that the trees and grounds of R reach.
+    /// Returns all objects that the trees and recovery bases of R reach.
     pub fn reachable(&self, state: &State) -> Objects {
         let volumes = state.root.volumes.iter().enumerate();
         let trees = volumes.fold(Objects::default(), |all, (v, volume)| {

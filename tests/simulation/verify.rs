@@ -181,9 +181,9 @@ async fn recovered(world: &Rc<World>, volume: &str, live: &Dump) -> Result<(), S
     Ok(())
 }
 
-/// Whether `why` has the words of [`ContentError::Missing`](bkfs_chunker::error::ContentError::Missing)
-/// or `Unknown`. These are the errors for a blob that a collection deleted because nothing needed
-/// it.
+/// Whether `why` has the words of
+/// [`ContentError::Missing`](bkfs_chunker::error::ContentError::Missing) or `Unknown`. These are
+/// the errors for a blob that a collection deleted because nothing needed it.
 fn tells_of_something_gone(why: &str) -> bool {
     let words = ["no pack of this index holds", "is missing from the bucket"];
     words.iter().any(|words| why.contains(words))

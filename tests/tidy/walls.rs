@@ -315,12 +315,12 @@ mod tests {
                 "pure",
             ),
             (
-                "chunker/src/link.rs",
+                "chunker/src/store_client.rs",
                 "use bkfs_testing::fault::FaultStore;",
                 "no product code",
             ),
             (
-                "src/machine.rs",
+                "src/environment.rs",
                 "fn f() { bkfs_testing::entropy::SeededEntropy::new(1); }",
                 "no product code",
             ),
@@ -383,7 +383,7 @@ mod tests {
                 "use bkfs_store::lock::LockRule;",
             ),
             (
-                "chunker/src/link.rs",
+                "chunker/src/store_client.rs",
                 "use bkfs_store::Store;\n#[cfg(test)]\nmod tests { use bkfs_testing::fault::Fault; }",
             ),
             (

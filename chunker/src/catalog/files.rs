@@ -97,8 +97,8 @@ impl TableFiles {
         let path = self.path(name);
         let number = self.unfinished.fetch_add(1, Ordering::Relaxed);
         let process = std::process::id();
-        // Unique among the depots of this process as well: `create_new` fails if the name is in
-        // use, and its file is left to its owner.
+        // Unique among the content stores of this process as well: `create_new` fails if the name
+        // is in use, and its file is left to its owner.
         let unfinished = format!("{name}-{process}-{number}{UNFINISHED}");
         let unfinished = self.directory.join(unfinished);
         let keep = move || match write(&unfinished, &path, &bytes).and_then(|()| map(&path)) {

@@ -65,7 +65,7 @@ pub struct SlotCost {
     /// Passes over the memory.
     pub passes: u32,
     /// Lanes, which Argon2id can compute in parallel.
-    pub pack_writers: u32,
+    pub lanes: u32,
 }
 
 impl SlotCost {
@@ -73,7 +73,7 @@ impl SlotCost {
     pub const DEFAULT: SlotCost = SlotCost {
         memory_kib: 64 * 1024,
         passes: 3,
-        pack_writers: 4,
+        lanes: 4,
     };
 
     /// The largest memory that a slot may ask for, in KiB. The fields of a slot are not yet
@@ -95,11 +95,10 @@ impl SlotCost {
     /// Returns the parameters in Argon2's form, if they are within the bounds.
     fn params(&self) -> Option<Params> {
         let work = self.work();
-        if self.memory_kib > Self::MEMORY_KIB_MAX || work > Self::WORK_MAX || self.pack_writers > 64
-        {
+        if self.memory_kib > Self::MEMORY_KIB_MAX || work > Self::WORK_MAX || self.lanes > 64 {
             return None;
         }
-        Params::new(self.memory_kib, self.passes, self.pack_writers, Some(32)).ok()
+        Params::new(self.memory_kib, self.passes, self.lanes, Some(32)).ok()
     }
 }
 
@@ -334,11 +333,7 @@ impl Slot {
     /// opens both of two slots with the same fingerprint, or neither.
     pub fn fingerprint(&self) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new();
-        for number in [
-            self.cost.memory_kib,
-            self.cost.passes,
-            self.cost.pack_writers,
-        ] {
+        for number in [self.cost.memory_kib, self.cost.passes, self.cost.lanes] {
             hasher.update(&number.to_le_bytes());
         }
         hasher.update(&self.salt);
@@ -407,8 +402,8 @@ impl Slot {
         )
     }
 
-    /// Returns a CBOR map: 0 label, 1 time of creation, 2 cost (memory in KiB, passes, lanes), 3
-    /// salt, 4 commitment, 5 wrapped secrets, 6 epoch.
+    /// Returns a CBOR map: 0 label, 1 time of creation, 2 cost (memory in KiB, passes,
+    /// lanes), 3 salt, 4 commitment, 5 wrapped secrets, 6 epoch.
     fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut encoder = Encoder::new(&mut bytes);
@@ -417,7 +412,7 @@ impl Slot {
             encoder.u8(0)?.str(&self.label)?;
             encoder.u8(1)?.u64(self.created_s)?;
             encoder.u8(2)?.array(3)?.u32(self.cost.memory_kib)?;
-            encoder.u32(self.cost.passes)?.u32(self.cost.pack_writers)?;
+            encoder.u32(self.cost.passes)?.u32(self.cost.lanes)?;
             encoder.u8(3)?.bytes(&self.salt)?;
             encoder.u8(4)?.bytes(&self.commitment)?;
             encoder.u8(5)?.bytes(&self.wrapped)?;
@@ -450,7 +445,7 @@ impl Slot {
                     cost = Some(SlotCost {
                         memory_kib: decoder.u32()?,
                         passes: decoder.u32()?,
-                        pack_writers: decoder.u32()?,
+                        lanes: decoder.u32()?,
                     });
                 }
                 3 => salt = decoder.bytes()?.try_into().ok(),

@@ -84,7 +84,7 @@ impl Ingest {
         self.name
     }
 
-    /// Returns the depot that this session writes to.
+    /// Returns the content store that this session writes to.
     pub fn content_store(&self) -> &ContentStore {
         &self.content_store
     }
@@ -192,8 +192,8 @@ impl Ingest {
     ///
     /// # Errors
     /// - As [`Ingest::store_run`].
-    /// - [`ContentError::Damaged`] if the object is not a pack, or if a needed frame of it cannot be
-    ///   opened.
+    /// - [`ContentError::Damaged`] if the object is not a pack, or if a needed frame of it cannot
+    ///   be opened.
     /// - [`ContentError::Unreadable`] if this program or its keys cannot open the object.
     pub async fn store_again(
         &self,
@@ -214,8 +214,8 @@ impl Ingest {
     }
 
     /// Returns the blobs in these packs that uncommitted references name. After
-    /// [`ContentStore::load_index`] was told that the packs are condemned, no further references to them
-    /// are made.
+    /// [`ContentStore::load_index`] was told that the packs are condemned, no further references to
+    /// them are made.
     pub fn relied_blobs(&self, packs: &[PackName]) -> Vec<(Kind, Id)> {
         self.session.pending_index().relied_blobs(packs)
     }
@@ -291,8 +291,8 @@ impl Ingest {
     /// names alone prove nothing. If the future is dropped, none of the packs are taken over.
     ///
     /// # Errors
-    /// - [`ContentError::Missing`], [`ContentError::Damaged`] or [`ContentError::Unreadable`] if a pack
-    ///   is not as the journal states.
+    /// - [`ContentError::Missing`], [`ContentError::Damaged`] or [`ContentError::Unreadable`] if a
+    ///   pack is not as the journal states.
     /// - [`ContentError::Store`] or [`ContentError::Stalled`] if the store fails.
     /// - [`ContentError::Internal`] if a worker's job panics.
     pub async fn take_over(&self, delivered: &Delivered) -> Result<(), ContentError> {

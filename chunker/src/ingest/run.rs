@@ -1,7 +1,7 @@
 //! Storing a run of content as extents: chunk, name, look up, gather the new chunks, list the
 //! chunks in segments.
 //!
-//! Owns the steps of one `store_run`. The ledger owns the gathered blobs from then on.
+//! Owns the steps of one `store_run`. The pending index owns the gathered blobs from then on.
 
 use std::sync::Arc;
 
@@ -267,9 +267,9 @@ struct Wanted {
 
 /// Ensures that each blob is in a live pack or in flight.
 ///
-/// [`PendingIndex::gather`](crate::pending::PendingIndex::gather) looks a blob up and accepts it without a wait
-/// in between. So of two callers that store the same blob, one stores it and the other finds it. A
-/// caller that is dropped leaves no blob half accepted.
+/// [`PendingIndex::gather`](crate::pending::PendingIndex::gather) looks a blob up and accepts it
+/// without a wait in between. So of two callers that store the same blob, one stores it and the
+/// other finds it. A caller that is dropped leaves no blob half accepted.
 async fn store_blobs(
     session: &Arc<Session>,
     wanted: &[Wanted],

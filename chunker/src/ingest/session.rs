@@ -1,9 +1,9 @@
-//! The state of a writing session: its ledger, its budget of accepted bytes, its spool, and the
-//! callers that wait for any of them.
+//! The state of a writing session: its pending index, its budget of accepted bytes, its spool, and
+//! the callers that wait for any of them.
 //!
-//! Owns the ledger's lock, the waits for acknowledgements, the life of background tasks, which end
-//! with the session, and its failure: an error that loses accepted bytes fails the session. Does
-//! not own what the tasks do (pipeline, ship).
+//! Owns the pending index's lock, the waits for acknowledgements, the life of background tasks,
+//! which end with the session, and its failure: an error that loses accepted bytes fails the
+//! session. Does not own what the tasks do (pipeline, ship).
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -90,9 +90,9 @@ impl Session {
 
     /// Returns a pack that an earlier look-up found, unless it was condemned meanwhile.
     ///
-    /// Must be called under the ledger's lock. A base epoch is published only after the catalog was
-    /// told about the condemned packs and the ledger was asked which packs it relies on. So no
-    /// reference to a condemned pack escapes both.
+    /// Must be called under the pending index's lock. A base epoch is published only after the
+    /// catalog was told about the condemned packs and the pending index was asked which packs it
+    /// relies on. So no reference to a condemned pack escapes both.
     pub(super) fn still_live(&self, found: Option<PackName>) -> Option<PackName> {
         found.filter(|pack| !self.shared.catalog.is_condemned(pack))
     }
@@ -124,7 +124,7 @@ impl Session {
         }
     }
 
-    /// Waits until `done` returns true for the ledger, without a time limit.
+    /// Waits until `done` returns true for the pending index, without a time limit.
     ///
     /// # Errors
     /// [`ContentError::Failed`] if the session fails.

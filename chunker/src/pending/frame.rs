@@ -1,7 +1,7 @@
 //! Frames in flight: their blobs, and where the blobs can be read meanwhile.
 //!
-//! Owns the record of one frame from its first blob until its pack is committed. The ledger knows
-//! which blob is in which frame.
+//! Owns the record of one frame from its first blob until its pack is committed. The pending index
+//! knows which blob is in which frame.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -115,7 +115,7 @@ impl Frame {
 
 #[derive(Debug)]
 pub(crate) enum FrameState {
-    /// Accepts more blobs. Its lane holds the contents.
+    /// Accepts more blobs. Its pack writer holds the contents.
     Gathering,
     /// Waits for a worker, or is being processed by one.
     Raw(Arc<RawFrame>),

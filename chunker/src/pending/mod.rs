@@ -1,9 +1,9 @@
 //! Data that a session has accepted and that no root names yet: its blobs, the frames and packs
 //! that hold them, and the references of the session.
 //!
-//! Owns the ledger of a session and everything that is counted under its lock. Stands beneath
-//! `ingest`, which changes it, and `hydrate`, which reads blobs there ([`PendingBlobs`]). Does no
-//! I/O: it neither compresses and uploads the data (`ingest`), nor fetches it (`hydrate`).
+//! Owns the pending index of a session and everything that is counted under its lock. Stands
+//! beneath `ingest`, which changes it, and `hydrate`, which reads blobs there ([`PendingBlobs`]).
+//! Does no I/O: it neither compresses and uploads the data (`ingest`), nor fetches it (`hydrate`).
 
 mod frame;
 mod pack_writer;

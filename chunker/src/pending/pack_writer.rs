@@ -4,7 +4,7 @@
 //! a pack or not acknowledged yet. A *cut* at frame number x separates the data accepted before it
 //! from later data for good. No pack holds frames of both sides, and packs of the older side are
 //! closed as soon as their last frame is placed. So a seal waits for the data that was stored
-//! before it and for nothing else. Does no I/O, and is always used under the ledger's lock.
+//! before it and for nothing else. Does no I/O, and is always used under the pending index's lock.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

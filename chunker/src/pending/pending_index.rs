@@ -184,7 +184,8 @@ impl PendingIndex {
         true
     }
 
-    /// As [`PendingIndex::has`] for [`Matching::Everything`]. Always false for [`Matching::Nothing`].
+    /// As [`PendingIndex::has`] for [`Matching::Everything`]. Always false for
+    /// [`Matching::Nothing`].
     pub(crate) fn matches(&mut self, kind: Kind, id: Id, matching: Matching) -> bool {
         matching == Matching::Everything && self.has(kind, id)
     }

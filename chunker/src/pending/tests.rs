@@ -1,4 +1,4 @@
-//! The ledger and its lanes under all orders of events.
+//! The pending index and its pack writers under all orders of events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -164,8 +164,8 @@ impl World {
         self.blobs.insert(id, (bytes, self.now));
     }
 
-    /// Returns true if the blob was stored once and is not in the ledger any more: a root has it
-    /// then.
+    /// Returns true if the blob was stored once and is not in the pending index any more: a root
+    /// has it then.
     fn is_in_root(&self, id: (Class, u8)) -> bool {
         self.blobs.contains_key(&id) && self.pending_index.find(&Self::key(id.0, id.1)).is_none()
     }

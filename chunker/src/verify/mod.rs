@@ -99,8 +99,8 @@ impl Verifier {
     /// Returns the payload of an object that has a single box (all classes but packs).
     ///
     /// # Errors
-    /// - [`ContentError::Missing`], [`ContentError::Damaged`] or [`ContentError::Unreadable`] names the
-    ///   object.
+    /// - [`ContentError::Missing`], [`ContentError::Damaged`] or [`ContentError::Unreadable`] names
+    ///   the object.
     /// - [`ContentError::Store`] or [`ContentError::Stalled`] says nothing about the object.
     pub async fn object(&self, class: Class, key: &str) -> Result<Vec<u8>, ContentError> {
         let object = self.link.get(key).await?;

@@ -2,8 +2,8 @@
 //! delete an object for good, whatever keys it holds, unless the lock's mode allows it.
 //!
 //! Owns the terms: a lock, its modes, and the rule by which a repository sets locks. Pure. The
-//! caller decides which objects are locked and when locks are extended. [`Store`](crate::Store) owns
-//! the requests to a store.
+//! caller decides which objects are locked and when locks are extended. [`Store`](crate::Store)
+//! owns the requests to a store.
 
 use std::fmt;
 use std::str::FromStr;

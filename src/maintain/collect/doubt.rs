@@ -37,8 +37,8 @@ impl Doubt {
         self.undecided.clear();
     }
 
-    /// Returns those of some copies that can be read. If they are copies of something that `is_needed`
-    /// it also learns from them, and returns all if none can be read.
+    /// Returns those of some copies that can be read. If they are copies of something that
+    /// `is_needed` it also learns from them, and returns all if none can be read.
     pub(super) fn weigh(
         &mut self,
         copies: Vec<(PackName, u16, u16)>,

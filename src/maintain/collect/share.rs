@@ -187,7 +187,8 @@ fn parse(name: &str) -> Option<PackName> {
     name.parse().ok()
 }
 
-/// The file that keeps the ledger across processes. Without a state directory nothing is kept.
+/// The file that keeps the pending index across processes. Without a state directory nothing is
+/// kept.
 #[derive(Clone, Debug)]
 pub struct LedgerFile {
     directory: Option<PathBuf>,

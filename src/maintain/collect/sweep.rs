@@ -67,8 +67,8 @@ impl Holding {
     }
 }
 
-/// Returns the condemned epochs that every session but `but`, and every ground, has reached with
-/// its base, and the sessions that hold back the others.
+/// Returns the condemned epochs that every session but `but`, and every recovery base, has reached
+/// with its base, and the sessions that hold back the others.
 ///
 /// # Errors
 /// [`RootError::Store`] if a heartbeat cannot be read from the store.

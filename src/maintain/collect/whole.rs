@@ -38,8 +38,9 @@ pub(in crate::maintain) struct Wholeness<'a, F> {
 }
 
 impl<'a, F: Fn(&[PackLocation]) -> bool> Wholeness<'a, F> {
-    /// Of trees in the packs that `content_store` has in its index. `is_there` says whether something is
-    /// there whose copies lie in some places. A node or a segment must be readable as well.
+    /// Of trees in the packs that `content_store` has in its index. `is_there` says whether
+    /// something is there whose copies lie in some places. A node or a segment must be readable as
+    /// well.
     pub(in crate::maintain) fn new(content_store: &'a ContentStore, is_there: F) -> Self {
         Self::but(content_store, is_there, HashSet::new())
     }
@@ -60,8 +61,8 @@ impl<'a, F: Fn(&[PackLocation]) -> bool> Wholeness<'a, F> {
         }
     }
 
-    /// The same, where a node or segment counts as whole that the store does not give while it gives
-    /// other objects.
+    /// The same, where a node or segment counts as whole that the store does not give while it
+    /// gives other objects.
     pub(in crate::maintain) fn keeping_unread(self) -> Self {
         Self {
             keeps_unread: true,

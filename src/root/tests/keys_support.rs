@@ -23,14 +23,14 @@ use zeroize::Zeroizing;
 pub const CHEAP: SlotCost = SlotCost {
     memory_kib: 8,
     passes: 1,
-    pack_writers: 1,
+    lanes: 1,
 };
 
 /// The largest cost that a slot may state: minutes of work.
 pub const DEAREST: SlotCost = SlotCost {
     memory_kib: SlotCost::MEMORY_KIB_MAX,
     passes: 16,
-    pack_writers: 1,
+    lanes: 1,
 };
 
 pub struct Given(pub &'static str);
@@ -215,7 +215,7 @@ pub fn hostile_of(
         .and_then(|it| it.u8(0)?.str(label)?.u8(1)?.u64(5))
         .expect("in memory");
     encoder.u8(2).and_then(|it| it.array(3)).expect("in memory");
-    for number in [cost.memory_kib, cost.passes, cost.pack_writers] {
+    for number in [cost.memory_kib, cost.passes, cost.lanes] {
         encoder.u32(number).expect("in memory");
     }
     let salt = [name.0 as u8; 32];

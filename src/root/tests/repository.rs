@@ -39,7 +39,7 @@ fn new(password: Option<&'static str>) -> NewRepository<'static> {
     let cost = SlotCost {
         memory_kib: 8,
         passes: 1,
-        pack_writers: 1,
+        lanes: 1,
     };
     NewRepository {
         password: password.map(str::as_bytes),

@@ -1,7 +1,7 @@
 //! Randomness that can be repeated.
 //!
-//! Owns the generator of tests and simulations. Its bytes are no secret: a test passes the same seed
-//! and gets the same names, salts and pauses.
+//! Owns the generator of tests and simulations. Its bytes are no secret: a test passes the same
+//! seed and gets the same names, salts and pauses.
 
 use bkfs_store::entropy::Entropy;
 use parking_lot::Mutex;

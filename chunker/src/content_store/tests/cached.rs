@@ -17,8 +17,8 @@ fn files_below(directory: &std::path::Path) -> Vec<PathBuf> {
     below.collect()
 }
 
-/// Drops a depot, and waits until its fetches have written to the disk: a fetch answers before it
-/// writes.
+/// Drops a content store, and waits until its fetches have written to the disk: a fetch answers
+/// before it writes.
 async fn leave(content_store: ContentStore) {
     let reader = Arc::downgrade(&content_store.shared().reader);
     drop(content_store);

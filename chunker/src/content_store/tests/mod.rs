@@ -77,7 +77,7 @@ impl World {
         ContentStore::open(store, self.keyring.clone(), entropy, config).expect("opens")
     }
 
-    /// Returns a depot that has loaded the root's list.
+    /// Returns a content store that has loaded the root's list.
     async fn loaded(&self) -> ContentStore {
         let content_store = self.content_store();
         let loaded = content_store.load_index(&self.index, &HashSet::new()).await;

@@ -1,4 +1,5 @@
-//! Storing with a spool: a store that is slow, absent or refuses, and a disk that is full, fails or rots.
+//! Storing with a spool: a store that is slow, absent or refuses, and a disk that is full, fails or
+//! rots.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -45,7 +46,7 @@ impl World {
             });
     }
 
-    /// All files are read back by a depot that has seen nothing of how they were stored.
+    /// All files are read back by a content store that has seen nothing of how they were stored.
     async fn check(&self, files: &[(StoredRun, Bytes)]) {
         let content_store = self.loaded().await;
         for (stored, file) in files {

@@ -416,9 +416,9 @@ proptest! {
     fn secrets_are_unwrapped(
         password in prop::collection::vec(any::<u8>(), 1..50),
         label in ".{0,40}",
-        pack_writers in 1..3u32
+        lanes in 1..3u32
     ) {
-        let cost = SlotCost { memory_kib: 16, passes: 1, pack_writers };
+        let cost = SlotCost { memory_kib: 16, passes: 1, lanes };
         let new = NewSlot { label: &label, cost, ..slot() };
         let object = new.wrap(&password, &secrets()).unwrap();
         let opened = Slot::open(REPOSITORY, new.name, &object).unwrap();

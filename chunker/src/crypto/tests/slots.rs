@@ -6,7 +6,7 @@ use super::*;
 const CHEAP: SlotCost = SlotCost {
     memory_kib: 8,
     passes: 1,
-    pack_writers: 1,
+    lanes: 1,
 };
 
 pub(super) fn slot<'a>() -> NewSlot<'a> {
@@ -60,7 +60,7 @@ fn slots_that_cannot_be_are_not_made() {
         ..slot()
     };
     assert_eq!(refused(long, b"x"), Some(SlotError::LabelTooLong));
-    for (memory_kib, passes, pack_writers) in [
+    for (memory_kib, passes, lanes) in [
         (u32::MAX, 1, 1),
         (SlotCost::MEMORY_KIB_MAX + 1, 1, 1),
         (1024, u32::MAX, 1),
@@ -75,7 +75,7 @@ fn slots_that_cannot_be_are_not_made() {
         let cost = SlotCost {
             memory_kib,
             passes,
-            pack_writers,
+            lanes,
         };
         let refusal = refused(NewSlot { cost, ..slot() }, b"x");
         assert_eq!(refusal, Some(SlotError::UnreasonableCost(cost)));

@@ -63,8 +63,8 @@ impl Contact {
         self.signs.refused(error);
     }
 
-    /// Tells the caller why a request waits, at most once every 30 s, unless a reporter of [`Signs`]
-    /// reports it.
+    /// Tells the caller why a request waits, at most once every 30 s, unless a reporter of
+    /// [`Signs`] reports it.
     pub(super) fn trouble(&self, cause: &dyn std::fmt::Display) {
         if self.signs.is_told() {
             return;

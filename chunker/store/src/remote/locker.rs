@@ -1,8 +1,8 @@
 //! Object Lock of S3, for which `object_store` has no calls.
 //!
-//! Owns the requests and the reading of answers. A locked upload is the upload of `object_store`: headers are added and it is
-//! signed again just before it is sent. Reading and extending an object's lock are requests of our
-//! own, with addresses and credentials from `object_store`.
+//! Owns the requests and the reading of answers. A locked upload is the upload of `object_store`:
+//! headers are added and it is signed again just before it is sent. Reading and extending an
+//! object's lock are requests of our own, with addresses and credentials from `object_store`.
 
 use std::sync::Arc;
 use std::time::Duration;

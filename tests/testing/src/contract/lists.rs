@@ -118,8 +118,8 @@ pub(super) async fn prefixes_are_strings(place: &CaseBucket) {
     assert_eq!(all.len(), 1, "the whole bucket can be listed");
 }
 
-/// Lists more objects than one page holds: 1,000 objects at S3 and Google, and 5,000 at Azure, where
-/// the client requests smaller pages.
+/// Lists more objects than one page holds: 1,000 objects at S3 and Google, and 5,000 at Azure,
+/// where the client requests smaller pages.
 pub(super) async fn long_lists_are_complete(place: &CaseBucket) {
     const COUNT: usize = 1_030;
     let mut expected: Vec<String> = (0..COUNT)

@@ -5,14 +5,14 @@ use super::{bounded, through_a_seal};
 use bkfs::extents::MAX_FILE_BYTES;
 use bkfs::fault;
 use bkfs::root::chain::NonceEntry;
+use bkfs::root::chain::RootMark;
 use bkfs::root::heartbeat::Beat;
 use bkfs::root::journal::JournalEntry;
 use bkfs::root::padding;
 use bkfs::root::record::CommitRecord;
-use bkfs::root::snapshots::{
-    ListEntry, PackEntry, QuarantineEntry, SnapshotEntry, TrashEntry, decode_shard, encode_shard,
-};
-use bkfs::root::state::{COUNTER_MAX, NAME_BYTES_MAX, ROOT_BYTES_MAX, Root, RootMark};
+use bkfs::root::shard::{ListEntry, decode_shard, encode_shard};
+use bkfs::root::snapshots::{PackEntry, QuarantineEntry, SnapshotEntry, TrashEntry};
+use bkfs::root::state::{COUNTER_MAX, NAME_BYTES_MAX, ROOT_BYTES_MAX, Root};
 use bkfs::tree::ItemKind;
 use bkfs::volume::operations::{Content, Operations};
 use bkfs_chunker::crypto::{BOX_OVERHEAD, Class, HEADER_LEN};

@@ -6,13 +6,12 @@
 //! packs, metadata packs, index object); lists for a snapshot are written; the root is replaced.
 //!
 //! A conflict repeats these checks against the root that won: the volume's entry (fencing); that
-//! foreign packs relied on are live (rule 3 ‡); that absorbed index objects are listed; the
-//! snapshots. If the answer is lost, the volume's entry decides whether the commit was made, at
-//! once or at the next commit. If others have committed on top, their records are followed back.
+//! foreign packs relied on are live (rule 3 ‡); that absorbed index objects are listed; snapshots.
+//! If the answer is lost, the volume's entry decides whether the commit was made, at once or at the
+//! next commit. If others have committed on top, their records are followed back.
 //!
-//! A snapshot-only committer makes no commits of the volume, whose state does not change, and its
-//! session does not hold the volume. Its records have number 0 and are no links of the volume's
-//! chain; the list of snapshots decides whether such a commit was made.
+//! A snapshot-only committer leaves the volume as it is, and its session does not hold it. Its
+//! records have number 0 and are outside of the volume's chain; the list of snapshots decides.
 
 use super::error::RootError;
 use super::handle::{RootHandle, Transition};
@@ -33,7 +32,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use tokio::sync::Mutex;
 
-/// The largest number of other commits that are followed back to determine a commit's outcome.
+/// The most commits of others that are followed back to determine a commit's outcome.
 const RECORDS_FOLLOWED_MAX: u64 = 4096;
 
 /// The storage that a commit needs: it stores contents for the session of the commit.
@@ -414,7 +413,6 @@ impl<U: Uploads> RootCommitter<U> {
     }
 }
 
-/// Step `CommitCas`.
 struct CommitCas<'a, U: Uploads> {
     committer: &'a RootCommitter<U>,
     pending: &'a mut Pending<U::Mark>,

@@ -45,7 +45,7 @@ impl Random {
 
     /// Whether an event happens that happens once in `count` times.
     fn one_in(&mut self, count: u64) -> bool {
-        self.number() % count == 0
+        self.number().is_multiple_of(count)
     }
 
     fn bytes(&mut self, count: usize) -> Vec<u8> {

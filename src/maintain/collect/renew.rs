@@ -208,6 +208,19 @@ impl Renewal<'_> {
         Ok(missing)
     }
 
+    /// Returns a marker for which nothing expires, and that relies on no copy in `doubt`.
+    fn marker(&self, doubt: Doubt) -> Marker {
+        let expiry = Expiry {
+            before: Timestamp::MIN,
+            now: self.now,
+            seen: Sightings::default(),
+        };
+        let (verifier, content_store) = (self.verifier.clone(), self.content_store.clone());
+        let mut marker = Marker::new(verifier, content_store, self.lists.clone(), expiry);
+        marker.doubt = Some(doubt);
+        marker
+    }
+
     async fn attempt(
         &self,
         ingest: &Ingest,
@@ -218,15 +231,8 @@ impl Renewal<'_> {
     ) -> Result<Round, RootError> {
         let root = &view.root;
         let mark = ingest.mark();
-        let expiry = Expiry {
-            before: Timestamp::MIN,
-            now: self.now,
-            seen: Sightings::default(),
-        };
-        let (verifier, content_store) = (self.verifier.clone(), self.content_store.clone());
         let gone = doubt.gone.clone();
-        let mut marker = Marker::new(verifier, content_store, self.lists.clone(), expiry);
-        marker.doubt = Some(doubt);
+        let mut marker = self.marker(doubt);
         for lost in look_for_vanished(root, &self.memory, &mut marker).await? {
             let (volume, name) = (&lost.volume, &lost.name);
             tracing::warn!(
@@ -241,8 +247,8 @@ impl Renewal<'_> {
             return Ok(Round::Again(found));
         }
         marked?;
-        let undecided = marker.doubt.iter().flat_map(Doubt::undecided);
-        let undecided: HashSet<PackName> = undecided.collect();
+        let doubts = marker.doubt.iter();
+        let undecided: HashSet<PackName> = doubts.flat_map(Doubt::undecided).collect();
         if !undecided.is_empty() {
             return Ok(Round::Again(undecided));
         }

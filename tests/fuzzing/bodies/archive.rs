@@ -297,8 +297,11 @@ fn octal(field: &[u8]) -> Result<u64, String> {
         .fold(0, |number, digit| number * 8 + u64::from(digit - b'0')))
 }
 
+/// Keys and values of an extended header.
+type Records = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// Reads the records of an extended header: `LENGTH KEY=VALUE\n`.
-fn extended(mut body: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, String> {
+fn extended(mut body: &[u8]) -> Result<Records, String> {
     let mut records = Vec::new();
     while !body.is_empty() {
         let wrong = || format!("no record: {}", body.escape_ascii());

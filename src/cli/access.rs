@@ -45,7 +45,10 @@ pub struct Access {
 }
 
 impl Access {
-    /// For a command without a mount.
+    /// Returns the access of a command without a mount.
+    ///
+    /// # Errors
+    /// Those of [`Access::of_mount`].
     pub fn of_command(url: &str, global: &Global) -> Result<Access, Failure> {
         let mut access = Access::of_mount(url, global, &Settings::default())?;
         // A mount has a log; a command says on stderr what it waits for.
@@ -53,7 +56,12 @@ impl Access {
         Ok(access)
     }
 
-    /// For a mount: its options win over the configuration file, and general arguments over both.
+    /// Returns the access of a mount. Its options win over the configuration file, and general
+    /// arguments win over both.
+    ///
+    /// # Errors
+    /// [`Code::Usage`] if the configuration, the URL or `BKFS_KEY` is malformed; [`Code::Failed`]
+    /// if the cache directory has too little room.
     pub fn of_mount(url: &str, global: &Global, settings: &Settings) -> Result<Access, Failure> {
         let config = Config::load(&places::config_files())
             .map_err(|error| Failure::usage(error.to_string()))?;
@@ -116,7 +124,7 @@ impl Access {
         })
     }
 
-    /// Which key slots are tried first, and where this machine remembers those that opened.
+    /// Returns which key slots are tried first, and where this machine remembers those that opened.
     pub fn choice(&self) -> KeyChoice {
         KeyChoice {
             named: self.key,
@@ -124,13 +132,13 @@ impl Access {
         }
     }
 
-    /// The address, as this machine remembers it below `state_dir`.
+    /// Returns the record of the address that this machine keeps below `state_dir`.
     pub fn place(&self, state_dir: &Path) -> AddressRecord {
         AddressRecord::of(state_dir, &self.url, &self.store)
     }
 
-    /// What this machine remembers of the repository; without a state directory, of this process
-    /// alone.
+    /// Returns what this machine remembers of the repository. Without a state directory the memory
+    /// ends with this process.
     pub fn memory(&self, keyring: &Keyring) -> Arc<dyn GenerationMemory> {
         match places::state_dir() {
             Some(directory) => Arc::new(FileMemory::new(
@@ -141,18 +149,21 @@ impl Access {
         }
     }
 
-    /// How long the root is tried.
+    /// Returns how long requests for the root are repeated.
     pub fn policy(&self) -> RetryPolicy {
         RetryPolicy::within(self.timeout)
     }
 
-    /// The oldest generation that is accepted.
+    /// Returns the oldest generation that is accepted.
     pub fn min_generation(&self) -> u64 {
         self.min_generation
     }
 
-    /// That the repository in `store` is the one that this machine knows at the address: before a
-    /// password is asked for.
+    /// Checks that the repository in `store` is the one that this machine knows at the address,
+    /// before a password is asked for.
+    ///
+    /// # Errors
+    /// The [`Failure`] of [`RootError::Replaced`] if it is another one, or of the store.
     pub async fn recognize(&self, store: &dyn Store) -> Result<(), Failure> {
         let place = places::state_dir().map(|directory| self.place(&directory));
         let known = known_at(place.as_ref(), self.accepted.replaced).await;
@@ -160,8 +171,9 @@ impl Access {
         recognized.map_err(|error| explain(error, &self.url))
     }
 
-    /// Everything will be read once: what comes from a bucket on this machine's own disk is not written to its cache as well, and a request to it costs
-    /// less than to decode what may be asked for next.
+    /// Prepares for a command that reads everything once. Data from a bucket on a local disk is then
+    /// not written to the cache, and is fetched exactly: a request to a local disk costs less than
+    /// decoding what may be needed next.
     pub fn read_once(&mut self) {
         self.content_store.saves_requests = self.url.local_path().is_none();
     }
@@ -177,7 +189,7 @@ fn key_of_environment() -> Result<Option<SlotName>, Failure> {
     Ok(Some(parsed))
 }
 
-/// A path as the user meant it: a daemon works in another directory than the one it was started in.
+/// Returns an absolute path: a daemon works in another directory than the one it was started in.
 fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }
@@ -197,15 +209,15 @@ fn content_store_config(settings: &Settings, cache_dir: Option<PathBuf>) -> Cont
     }
 }
 
-/// A pack goes by in a few seconds, however slow the link is said to be.
+/// Returns the size of a pack in bytes, small enough to be uploaded in 4 s at the given rate.
 fn pack_bytes(settings: &Settings) -> u64 {
     let usual = ContentStoreConfig::default().pack_bytes;
     let at_rate = |rate: u64| (rate * 4).clamp(1 << 20, usual);
     settings.rates.upload.map_or(usual, at_rate)
 }
 
-/// The most that the spool of a mount holds, in bytes. A bucket in a local directory has none unless asked for: packs would be written to disks twice. Unless asked
-/// for, half of what is free is left to others.
+/// Returns the most bytes that the spool of a mount holds. By default that is at most half of the
+/// free bytes, and 0 for a bucket in a local directory, where packs would be written to disk twice.
 pub fn spool_bytes(access: &Access, settings: &Settings) -> u64 {
     let is_local = access.url.local_path().is_some();
     let usual = || {
@@ -221,14 +233,14 @@ pub fn spool_bytes(access: &Access, settings: &Settings) -> u64 {
 /// The least room in which index tables and some frames fit, in bytes.
 const CACHE_ROOM_BYTES: u64 = 16 << 20;
 
-/// Free bytes where a directory is or would be made.
+/// Returns the free bytes of the filesystem where a directory is or would be made.
 fn free_bytes(directory: &Path) -> Option<u64> {
     let existing = directory.ancestors().find(|path| path.exists())?;
     let stat = rustix::fs::statvfs(existing).ok()?;
     Some(stat.f_bavail * stat.f_frsize)
 }
 
-/// As much as was asked for; otherwise at most a tenth of what is free.
+/// Returns the size of the cache in bytes: `wanted`, or by default at most a tenth of what is free.
 fn cache_limit(wanted: Option<u64>, cache_dir: Option<&Path>) -> u64 {
     let usual = || {
         let free = cache_dir.and_then(free_bytes);
@@ -255,8 +267,8 @@ fn check_cache_room(cache_dir: Option<&Path>) -> Result<(), Failure> {
     }
 }
 
-/// Reads a URL; a bare word that is no name of the configuration is a bucket. Directories become absolute, since mounts are asked for their
-/// source from other directories.
+/// Parses a URL. A bare word that the configuration does not name is a bucket. Directories become
+/// absolute, since commands in other directories ask a mount for its source.
 fn parse(text: &str) -> Result<RepositoryUrl, Failure> {
     let url = parse_url(text)
         .map_err(|error| Failure::usage(error.to_string()))?
@@ -271,11 +283,19 @@ fn parse(text: &str) -> Result<RepositoryUrl, Failure> {
 }
 
 /// Opens a repository for a command.
+///
+/// # Errors
+/// Those of [`Access::of_command`] and [`open_with`].
 pub async fn open(url: &str, global: &Global) -> Result<Repository, Failure> {
     open_with(&Access::of_command(url, global)?).await
 }
 
 /// Opens a repository.
+///
+/// # Errors
+/// The [`Failure`] of [`open_repository`], with the URL in its message: [`Code::NoRepository`],
+/// [`Code::WrongPassword`], [`Code::Damaged`], or [`Code::Failed`] for a store that cannot be
+/// reached. The failure of the password source if there is no password.
 pub async fn open_with(access: &Access) -> Result<Repository, Failure> {
     let opening = Opening {
         url: access.url.clone(),
@@ -312,7 +332,11 @@ pub struct Bare {
     pub timeout: Duration,
 }
 
-/// Opens a repository's store and keys only: for check, which looks at everything else itself.
+/// Opens a repository's store and keys only: for check, which reads everything else itself.
+///
+/// # Errors
+/// The [`Failure`] of the store, the config or the keys, with the URL in its message; that of the
+/// password source if there is no password.
 pub async fn open_bare(access: &Access) -> Result<Bare, Failure> {
     let explained = |error| explain(error, &access.url);
     let store = open_store(&access.url, &access.store)
@@ -343,7 +367,8 @@ pub async fn open_bare(access: &Access) -> Result<Bare, Failure> {
     })
 }
 
-/// What went wrong with a repository, which one, and how to get one where there is none.
+/// Returns the failure of a repository, with its URL. If there is no repository, the hint says how
+/// to create one.
 pub fn explain(error: RootError, url: &RepositoryUrl) -> Failure {
     let is_absent = match &error {
         RootError::Store(error) => {
@@ -363,7 +388,11 @@ pub fn explain(error: RootError, url: &RepositoryUrl) -> Failure {
     failure
 }
 
-/// The repository that a mount shows, with the store's address and region that the mount was given; or the URL itself. What the user gives wins.
+/// Returns the repository of a mount, with the endpoint and region that the mount was given, or the
+/// URL itself. Arguments of the user win.
+///
+/// # Errors
+/// [`Code::Failed`] if the mount table cannot be read.
 pub fn target(text: &str, global: &Global) -> Result<(String, Global), Failure> {
     let mut global = global.clone();
     let Some(source) = mounted_source(text)? else {
@@ -378,7 +407,10 @@ pub fn target(text: &str, global: &Global) -> Result<(String, Global), Failure> 
     Ok((source, global))
 }
 
-/// The repository that a mount shows, or the URL itself: for what asks for no more of the mount.
+/// Returns the URL of the repository of a mount, or the URL itself.
+///
+/// # Errors
+/// [`Code::Failed`] if the mount table cannot be read.
 pub fn target_url(text: &str) -> Result<String, Failure> {
     mounted_source(text).map(|source| source.unwrap_or_else(|| text.to_owned()))
 }
@@ -394,7 +426,11 @@ fn mounted_source(text: &str) -> Result<Option<String>, Failure> {
     Ok(mount.map(|mount| mount.source.to_string_lossy().into_owned()))
 }
 
-/// `NAME[:/path]` taken apart. A time has colons of its own: the path begins at the first `:/`. Paths are bytes; names of snapshots are text.
+/// Splits `NAME[:/path]` into the name and the path (`/` without one). A time has colons of its
+/// own, so the path begins at the first `:/`. Paths are bytes; names of snapshots are text.
+///
+/// # Errors
+/// [`Code::Usage`] if the name is not UTF-8.
 pub fn split_path(what: &OsStr) -> Result<(&str, &[u8]), Failure> {
     let bytes = what.as_bytes();
     let (name, path) = match bytes.windows(2).position(|pair| pair == b":/") {

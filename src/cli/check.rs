@@ -33,11 +33,14 @@ const SHOWN_NAMES: usize = 10;
 
 /// Check that everything in a repository is there and is what it was
 ///
-/// Reads the bucket itself, never a cache, and writes nothing without --repair. Without --read-data: every reference from the root to packs, all metadata, and of data packs
-/// header and footer. Works beside running mounts. Ends with 13 if anything is damaged.
+/// Reads the bucket itself, never a cache, and writes nothing without --repair. Without
+/// --read-data: every reference from the root to packs, all metadata, and of data packs header and
+/// footer. Works while the repository is mounted. Ends with 13 if anything is damaged.
 ///
-/// --repair --from brings back what another repository has: one that bkfs copy filled from this one, or the one that this is a copy of. What is read there is taken only if it is, to the
-/// bit, what is missing here. Nothing is written there. Its password comes from --from-password-file and its kin, BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD or the configuration.
+/// --repair --from brings back what another repository has: one that bkfs copy filled from this
+/// one, or the one that this is a copy of. What is read there is taken only if it is, to the bit,
+/// what is missing here. Nothing is written there. Its password comes from --from-password-file and
+/// its kin, BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD or the configuration.
 ///
 /// Where bkfs gc refuses because something cannot be read, and nothing brings it back: bkfs forget
 /// the snapshots that need it, then --repair --give-up-forgotten. Without that option no forgotten
@@ -46,16 +49,19 @@ const SHOWN_NAMES: usize = 10;
 pub struct Check {
     /// The repository, or a mount of one
     url: String,
-    /// Also read, decrypt and verify every byte of file contents, or of about N percent of the data packs
+    /// Also read, decrypt and verify every byte of file contents, or of about N percent of the data
+    /// packs
     #[arg(long, value_name = "N%", num_args = 0..=1, require_equals = true, default_missing_value = "100%", value_parser = percent)]
     read_data: Option<f64>,
     /// Choose the packs of --read-data=N% as the check did that printed this number
     #[arg(long, value_name = "N", requires = "read_data")]
     seed: Option<u64>,
-    /// Mend what can be mended: lost index objects, a lost root, lost lists of snapshots; put damage in quarantine, so that the next write of the same data stores it again
+    /// Mend what can be mended: lost index objects, a lost root, lost lists of snapshots; put
+    /// damage in quarantine, so that the next write of the same data stores it again
     #[arg(long)]
     repair: bool,
-    /// Bring back what is damaged or missing from this repository, as far as it has it; with --read-data, damage to file contents is looked for too
+    /// Bring back what is damaged or missing from this repository, as far as it has it; with
+    /// --read-data, damage to file contents is looked for too
     #[arg(long, value_name = "URL", requires = "repair")]
     from: Option<String>,
     /// Give up, for good, forgotten snapshots of which something cannot be read that collections
@@ -95,6 +101,11 @@ impl Check {
     }
 }
 
+/// Checks a repository, repairs it if asked to, and prints what was found.
+///
+/// # Errors
+/// The [`Failure`] of the store or the keys. Exit code 13 if anything is damaged, 2 if `--from` is
+/// the same repository.
 pub fn run(command: Check, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let started = Instant::now();
@@ -141,13 +152,14 @@ async fn open_source(url: &str, source: &Source, global: &Global) -> Result<Repo
 fn failure(error: RootError) -> Failure {
     match error {
         error @ RootError::Rebuild { .. } => {
-            Failure::from(error).hint("Somebody collected garbage meanwhile: run it again.")
+            Failure::from(error).hint("A collection deleted packs meanwhile. Run this again.")
         }
         error => error.into(),
     }
 }
 
-/// Says what will be done, does it, and checks again, until nothing can be done any more. The report is that of the last check, with what was brought back altogether.
+/// Says what will be done, does it, and checks again, until nothing can be done any more. The
+/// report is that of the last check, with what was brought back altogether.
 async fn mend(
     bare: &Bare,
     from: Option<&Repository>,

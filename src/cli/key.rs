@@ -146,6 +146,11 @@ impl NewPassword {
     }
 }
 
+/// Lists, adds, removes or changes keys, or begins a new epoch, and prints the result.
+///
+/// # Errors
+/// The [`Failure`] of the store or of the keys: exit code 12 if no key opens with the password, 1 if
+/// the change is refused. Exit code 3 if old keys are left after a rotation.
 pub fn run(command: Key, global: &Global, output: &Output) -> Result<(), Failure> {
     let url = match &command.action {
         Action::List(action) => &action.url,

@@ -187,7 +187,7 @@ impl From<bkfs_chunker::error::ContentError> for Failure {
 pub struct Output {
     json: bool,
     quiet: bool,
-    /// Whoever read the results has gone away.
+    /// The reader of the results has gone away.
     closed: Arc<AtomicBool>,
 }
 
@@ -217,7 +217,11 @@ impl Output {
         !self.quiet && !self.json && io::stderr().is_terminal()
     }
 
-    /// A result: `value` as JSON, or `text`.
+    /// Prints a result: `value` as JSON, or `text`.
+    ///
+    /// # Errors
+    /// [`Code::Failed`] if standard output cannot be written. A reader that has closed the pipe is
+    /// no error.
     pub fn result(
         &self,
         value: &impl serde::Serialize,
@@ -242,7 +246,10 @@ impl Output {
         Ok(())
     }
 
-    /// Bytes as they are, on stdout.
+    /// Writes bytes unchanged to standard output.
+    ///
+    /// # Errors
+    /// Those of [`Output::result`].
     pub fn raw(&self, bytes: &[u8]) -> Result<(), Failure> {
         if self.is_closed() {
             return Ok(());
@@ -253,7 +260,7 @@ impl Output {
     }
 
     fn note(&self, printed: Printed) {
-        if printed == Printed::NobodyReads {
+        if printed == Printed::ReaderGone {
             self.closed.store(true, Ordering::Relaxed);
         }
     }
@@ -278,7 +285,7 @@ impl Output {
         if self.json {
             let error =
                 serde_json::json!({ "error": failure.message, "hint": failure.hint, "code": code });
-            // Nobody is left to be told if this fails.
+            // If this fails, no output is left on which to report it.
             let _ = self.print(&printable::json(&error.to_string()));
         }
         complain(format_args!("bkfs: {}", failure.message));
@@ -299,7 +306,7 @@ pub fn complain(line: impl fmt::Display) {
 #[derive(Debug, PartialEq, Eq)]
 enum Printed {
     Yes,
-    NobodyReads,
+    ReaderGone,
 }
 
 /// Prints a line. A reader that has gone away (`| head`) is no failure, and no success either: what
@@ -311,7 +318,7 @@ fn print_to(out: &mut impl Write, line: &str) -> Result<Printed, Failure> {
 fn printed(written: io::Result<()>) -> Result<Printed, Failure> {
     match written {
         Ok(()) => Ok(Printed::Yes),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Printed::NobodyReads),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Printed::ReaderGone),
         Err(error) => Err(Failure::new(format!(
             "cannot write to standard output: {error}"
         ))),
@@ -359,7 +366,7 @@ mod tests {
         let (read, mut write) = std::os::unix::net::UnixStream::pair().unwrap();
         assert_eq!(print_to(&mut write, "line").unwrap(), Printed::Yes);
         read.shutdown(std::net::Shutdown::Both).unwrap();
-        assert_eq!(print_to(&mut write, "line").unwrap(), Printed::NobodyReads);
+        assert_eq!(print_to(&mut write, "line").unwrap(), Printed::ReaderGone);
     }
 
     #[test]

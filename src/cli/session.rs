@@ -22,10 +22,11 @@ use crate::root::state::{RecoveryBase, Session as Entry, SessionId, SessionState
 /// List the sessions of a repository, or end dead ones
 #[derive(Debug, clap::Subcommand)]
 pub enum Session {
-    /// List the sessions that stand in the root: whoever writes, and what dead ones left; and the
+    /// List the sessions in the root (live writers, and dead ones that were not ended), and the
     /// spools of ended ones that may hold what they acknowledged
     List(List),
-    /// End a dead session, so that collection can go on: what it had acknowledged is carried out first
+    /// End a dead session, so that collection can go on: what it had acknowledged is carried out
+    /// first
     End(End),
 }
 
@@ -38,7 +39,8 @@ pub struct List {
 
 /// `bkfs session end URL SESSION…`
 ///
-/// The session's heartbeat is watched for half a minute first, unless its process is known to be gone: one that lives is not ended.
+/// The session's heartbeat is watched for half a minute first, unless its process is known to be
+/// gone: one that lives is not ended.
 #[derive(Debug, clap::Args)]
 pub struct End {
     /// The repository, or a mount of one
@@ -49,7 +51,8 @@ pub struct End {
     /// End it even if it may live: it then loses its mount, but nothing that it acknowledged
     #[arg(long)]
     force: bool,
-    /// Go on without what it acknowledged and is missing from the bucket; what follows it is set aside below damaged/
+    /// Go on without what it acknowledged and is missing from the bucket; what follows it is set
+    /// aside below damaged/
     #[arg(long)]
     accept_loss: bool,
     /// Of sessions that have ended (state "spool"): give up for good what only the spools on their
@@ -63,6 +66,10 @@ fn session_id(text: &str) -> Result<SessionId, String> {
     Ok(SessionId(id))
 }
 
+/// Lists sessions, or ends them, and prints the result.
+///
+/// # Errors
+/// The [`Failure`] of the repository. Exit code 1 if a session does not exist, 11 if it lives.
 pub fn run(command: Session, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         match command {

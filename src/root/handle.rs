@@ -56,10 +56,15 @@ pub trait Transition: Send {
 
     /// Makes the change in `next`, a copy of the root being replaced with its new generation. Runs
     /// again for every root it is tried on; may upload objects that the new root names.
+    ///
+    /// # Errors
+    /// [`RootError::Refused`] if the root does not admit the change; errors of reads and uploads.
     async fn apply(&mut self, next: &mut Root) -> Result<Self::Output, RootError>;
 
-    /// Whether the change was made before `root`, a successor at any distance of the base of an
-    /// unanswered attempt. An error means that this cannot be told.
+    /// Whether the change was made before `root`, any successor of an unanswered attempt's base.
+    ///
+    /// # Errors
+    /// That of a list that this reads. It is then not known whether the change was made.
     async fn seen(&mut self, root: &Root) -> Result<bool, RootError>;
 }
 
@@ -121,7 +126,7 @@ impl RootHandle {
     pub async fn open(parts: RootParts, min_generation: u64) -> Result<Self, RootError> {
         // Recalled before the root is read: another process may raise it meanwhile.
         let remembered = parts.memory.recall().await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot read which generation of the repository was seen last; a rollback would go unnoticed");
+            tracing::warn!(%error, "cannot read the last seen generation: rollbacks go unnoticed");
             None
         });
         let RootParts {
@@ -152,7 +157,7 @@ impl RootHandle {
             turn: Mutex::new(None),
         }));
         if accept_rollback && let Err(error) = handle.0.memory.accept(found).await {
-            tracing::warn!(%error, "cannot remember that this state of the repository was accepted");
+            tracing::warn!(%error, "cannot record that this repository state was accepted");
         }
         handle.remember(found).await;
         Ok(handle)
@@ -565,7 +570,7 @@ impl RootHandle {
 
     async fn remember(&self, mark: RootMark) {
         if let Err(error) = self.0.memory.remember(mark).await {
-            tracing::warn!(%error, "cannot remember which generation of the repository was seen last; a rollback would go unnoticed");
+            tracing::warn!(%error, "cannot save the last seen generation: rollbacks go unnoticed");
         }
     }
 

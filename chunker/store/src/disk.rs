@@ -33,36 +33,68 @@ pub struct DiskEntry {
 /// A file survives a power loss after [`Disk::write_new`] and then [`Disk::sync_directory`] for its
 /// directory have returned without an error. Any other file may be there afterwards, whole, in
 /// part, or not at all; a removed file may be there again.
+///
+/// After an error of a method that changes the disk, the change may have been made in part.
 #[async_trait]
 pub trait Disk: Send + Sync + Debug + 'static {
     /// Makes a directory and its parents, private to the user (0700) and durable. An existing one
     /// must belong to the user, and is made private.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::PermissionDenied`] if the directory belongs to another user; otherwise the
+    /// error of the disk.
     async fn make_directory(&self, path: &Path) -> io::Result<()>;
 
     /// Lists a directory, in no order. Names that are not UTF-8 are left out.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] if there is no such directory; otherwise the error of the disk.
     async fn list(&self, directory: &Path) -> io::Result<Vec<DiskEntry>>;
 
     /// Creates a file that must not exist (0600), writes all of it, and flushes it by the same
     /// descriptor: the kernel reports a failed flush once, and never again.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AlreadyExists`] if the file exists; otherwise the error of the disk, such
+    /// as [`io::ErrorKind::StorageFull`]. A part of the file may then be there.
     async fn write_new(&self, path: &Path, parts: &[Bytes]) -> io::Result<()>;
 
     /// Renames a file or a directory in the same directory to a name that no entry may have. After
     /// a power loss it may have the old name or the new one, until [`Disk::sync_directory`].
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AlreadyExists`] if an entry has the name; otherwise the error of the disk.
     async fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
     /// Makes the names in a directory durable.
+    ///
+    /// # Errors
+    /// The error of the disk. It is not known then which names are durable.
     async fn sync_directory(&self, path: &Path) -> io::Result<()>;
 
     /// Reads exactly `length` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::UnexpectedEof`] if the file ends before that; otherwise the error of the
+    /// disk.
     async fn read(&self, path: &Path, offset: u64, length: usize) -> io::Result<Bytes>;
 
     /// Removes a file.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] if there is no such file; otherwise the error of the disk.
     async fn remove(&self, path: &Path) -> io::Result<()>;
 
     /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::DirectoryNotEmpty`] if it has entries; otherwise the error of the disk.
     async fn remove_directory(&self, path: &Path) -> io::Result<()>;
 
     /// Creates a file if it is absent, and locks it; `None` if another process holds the lock.
+    ///
+    /// # Errors
+    /// The error of the disk, if the file can be neither opened nor created, or not be locked.
     async fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>>;
 }
 

@@ -15,7 +15,7 @@ use bkfs_bench::suites::SUITES;
 use bkfs_bench::{output, targets};
 use clap::{Parser, ValueEnum};
 
-/// Benchmarks of bkfs beside its peers
+/// Benchmarks of bkfs and its peers
 ///
 /// Prepares its own data from fixed seeds, runs everybody in turn on the same machine, checks that
 /// what was stored comes back byte by byte, and writes tables, JSON and plots. Mounts filesystems,

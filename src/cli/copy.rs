@@ -43,7 +43,7 @@ pub struct Copy {
     /// Make what was sent safe from being sent again at least after so many bytes
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = commit_size)]
     commit_every: u64,
-    /// Take the target's volume over from whoever holds it
+    /// Take the target's volume over from its holder
     #[arg(long)]
     steal: bool,
     /// Go on without what was acknowledged to the holder of the target's volume and is missing from
@@ -176,7 +176,7 @@ fn failure(error: ReplicateError) -> Failure {
     let text = error.to_string();
     match error {
         ReplicateError::Root(error @ RootError::Rebuild { .. }) => {
-            Failure::from(error).hint("Somebody collected garbage meanwhile: run it again.")
+            Failure::from(error).hint("A collection deleted packs meanwhile. Run this again.")
         }
         ReplicateError::Root(error) => {
             let mut failure = Failure::from(error);

@@ -22,7 +22,7 @@ use crate::printable;
 use crate::retain::Span;
 use crate::root::error::RootError;
 
-/// Free what no snapshot needs, beside running mounts
+/// Free what no snapshot needs, while mounts run
 ///
 /// What nothing needs is condemned first, and deleted once every mount of the repository has moved
 /// past that: a mount does within a minute, a dead one must be ended (bkfs session list). So of

@@ -15,15 +15,15 @@ use crate::repository::{self, Creation};
 /// Create a repository
 ///
 /// Refuses a store whose conditional writes are wrong. Without --no-encryption, asks for a password
-/// twice: without it nothing can be restored, by anybody.
+/// twice. Nothing can be restored without that password.
 #[derive(Debug, clap::Args)]
 pub struct Init {
     /// Where: s3://bucket/prefix, gs://…, az://…, or a directory
     url: String,
-    /// No password: contents are readable by whoever can read the bucket, and verified by hash
+    /// No password: every reader of the bucket can read the contents; they are verified by hash
     #[arg(long)]
     no_encryption: bool,
-    /// Have the bucket lock packs, keys and config for so many days against deletion by anybody,
+    /// Have the bucket lock packs, keys and config for so many days against every deletion,
     /// and let bkfs gc extend that for what is needed. Only for S3, in a bucket made with Object
     /// Lock
     #[arg(

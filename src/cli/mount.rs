@@ -59,7 +59,7 @@ pub struct MountCommand {
     /// With --init: a repository without a password
     #[arg(long, requires = "init")]
     no_encryption: bool,
-    /// Take the volume over from whoever holds it
+    /// Take the volume over from its holder
     #[arg(long)]
     steal: bool,
     /// Go on without what was acknowledged and is missing from the bucket; what follows it is set

@@ -38,10 +38,13 @@ const VOLUME: &str = "streams";
 
 /// Store one stream or file, without a mount, as a snapshot
 ///
-/// Standard input, FILE, or the output of COMMAND becomes PATH in the volume (`streams` unless --volume is given), in place of what was there, and the volume a snapshot.
-/// When this returns 0, the snapshot is in the bucket. A stream that cannot be read or stored to its end makes no snapshot and changes nothing.
+/// Standard input, FILE, or the output of COMMAND becomes PATH in the volume (`streams` unless
+/// --volume is given), in place of what was there, and the volume a snapshot. When this returns 0,
+/// the snapshot is in the bucket. A stream that cannot be read or stored to its end makes no
+/// snapshot and changes nothing.
 ///
-/// The end of a pipe does not say whether its writer succeeded. `bkfs put URL PATH -- COMMAND` runs the writer itself, and stores what it wrote only if it ends with 0.
+/// The end of a pipe does not say whether its writer succeeded. `bkfs put URL PATH -- COMMAND` runs
+/// the writer itself, and stores what it wrote only if it ends with 0.
 ///
 ///   bkfs put s3://bucket/prefix db/main.sql -- mariadb-dump --all-databases
 ///   bkfs restore s3://bucket/prefix --volume streams latest:/db/main.sql main.sql
@@ -61,7 +64,7 @@ pub struct Put {
     /// Tag the snapshot; may be repeated
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
-    /// Take the volume over from whoever holds it
+    /// Take the volume over from its holder
     #[arg(long)]
     steal: bool,
     /// Go on without what was acknowledged and is missing from the bucket; what follows it is set
@@ -113,7 +116,7 @@ pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure
             // follows from it.
             Err(failure) => Err(match alone.fenced().await {
                 Some(refusal) => Failure::from(RootError::from(refusal)).hint(
-                    "Somebody took the volume over. Run this again, or with another --volume.",
+                    "Another session took the volume over. Run this again, or with another --volume.",
                 ),
                 None => failure,
             }),

@@ -27,7 +27,10 @@ pub type Record = (Id, CommitRecord);
 /// then by time.
 pub fn candidates(records: &[Record]) -> BTreeMap<&str, Vec<&Record>> {
     let mut volumes: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
-    for record in records.iter().filter(|(_, record)| !record.is_beside()) {
+    for record in records
+        .iter()
+        .filter(|(_, record)| !record.is_snapshot_only())
+    {
         volumes.entry(&record.1.volume).or_default().push(record);
     }
     for records in volumes.values_mut() {
@@ -104,7 +107,10 @@ pub fn generations(history: &[&Record], known: &HashMap<Id, u64>) -> HashMap<Id,
     let mut found: HashMap<Id, u64> = HashMap::new();
     let (mut sequence, mut last) = (0, 0);
     let chain = history.iter().rev();
-    for (id, record) in chain.clone().filter(|(_, record)| !record.is_beside()) {
+    for (id, record) in chain
+        .clone()
+        .filter(|(_, record)| !record.is_snapshot_only())
+    {
         let least = record
             .sequence
             .saturating_sub(sequence)
@@ -113,7 +119,7 @@ pub fn generations(history: &[&Record], known: &HashMap<Id, u64>) -> HashMap<Id,
         sequence = record.sequence;
         found.insert(*id, last);
     }
-    for (id, record) in chain.filter(|(_, record)| record.is_beside()) {
+    for (id, record) in chain.filter(|(_, record)| record.is_snapshot_only()) {
         let before = record.parent.and_then(|parent| found.get(&parent).copied());
         let least = before.map_or(0, |before| before.saturating_add(1));
         found.insert(*id, known.get(id).copied().unwrap_or(least));
@@ -183,7 +189,7 @@ fn entry_of(id: Id, record: &CommitRecord, taken: &Taken) -> SnapshotEntry {
         bytes: record.bytes,
         new_bytes: 0,
         generation: record.sequence,
-        recovered: record.is_beside(),
+        recovered: record.is_snapshot_only(),
         rebuilt: false,
     }
 }

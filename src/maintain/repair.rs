@@ -4,8 +4,8 @@
 //! Owns the plan, which says beforehand what will be done, and its execution: everything that the
 //! new root names is written and acknowledged first, then the root is replaced, by a session that
 //! is registered in it (protocol.md, rules 1 and 2). Deletes nothing but journals that can never be
-//! carried out, of which it leaves copies. Only where no root is left is one written by nobody's
-//! session: every session of the past is then gone or ended, and finds itself fenced.
+//! carried out, of which it leaves copies. Only where no root is left is one written
+//! without a session: every session of the past is then gone or ended, and finds itself fenced.
 //!
 //! What comes back is closed (rule 3): packs that refer to what is nowhere are left out, unless a
 //! snapshot or volume needs them; then what is missing is lost, and the next check says so. Footers
@@ -250,11 +250,14 @@ fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Repai
         let records = &findings.learned.records;
         let mut history = rebuild::history(records, *tip);
         let of = history.first().map(|(_, record)| record.volume.clone());
-        // Snapshots beside the chain: what an index object holds was stored with all that it needs.
+        // Snapshots outside the chain: what an index object holds was stored with all that it
+        // needs.
         history.extend(records.iter().filter(|(id, record)| {
             let places = findings.content_store.places(id);
             let is_held = |place: &PackLocation| findings.indexed.packs.contains_key(&place.pack);
-            record.is_beside() && Some(&record.volume) == of.as_ref() && places.iter().any(is_held)
+            record.is_snapshot_only()
+                && Some(&record.volume) == of.as_ref()
+                && places.iter().any(is_held)
         }));
         let listed = &findings.leftover_snapshots;
         let generations = rebuild::generations(&history, &known);
@@ -459,7 +462,7 @@ async fn write_root(
         Ok(_) => {
             return Err(RootError::damaged(
                 ROOT_KEY,
-                "somebody else has just repaired it",
+                "another repair has just replaced it: run the check again",
             ));
         }
         Err(error) if error.is_not_found() => store.put_new(ROOT_KEY, vec![object]).await,

@@ -32,7 +32,7 @@ use crate::root::state::SessionId;
 use crate::volume::Volume;
 
 /// Raises the base epoch of one session.
-pub(super) struct BaseKeeper {
+pub(super) struct BaseRaiser {
     repository: Arc<Repository>,
     session: SessionId,
     base: Base,
@@ -40,7 +40,7 @@ pub(super) struct BaseKeeper {
     publisher: Arc<Publisher>,
 }
 
-impl BaseKeeper {
+impl BaseRaiser {
     pub(super) fn new(
         repository: &Arc<Repository>,
         open: &OpenSession,

@@ -489,14 +489,14 @@ impl Recovery<'_> {
             .collect())
     }
 
-    fn publisher(&self) -> SnapshotBeside {
+    fn publisher(&self) -> SnapshotOnlyPublisher {
         let repository = &self.writing.repository;
         let uploads = Arc::new(IngestUploads {
             ingest: self.ingest.clone(),
             lists: repository.lists.clone(),
         });
-        SnapshotBeside {
-            committer: RootCommitter::beside(
+        SnapshotOnlyPublisher {
+            committer: RootCommitter::snapshot_only(
                 repository.handle.clone(),
                 repository.lists.clone(),
                 self.session,
@@ -512,14 +512,14 @@ impl Recovery<'_> {
 }
 
 /// Publishes nothing but a snapshot.
-struct SnapshotBeside {
+struct SnapshotOnlyPublisher {
     committer: RootCommitter<IngestUploads>,
     holder: HolderInfo,
     now: jiff::Timestamp,
 }
 
 #[async_trait]
-impl Publish for SnapshotBeside {
+impl Publish for SnapshotOnlyPublisher {
     async fn publish(&self, publication: Publication) -> Result<CommitOutcome, PublishError> {
         let Some(wanted) = publication.snapshot else {
             return Err(PublishError::Lost("only as a snapshot".to_owned()));

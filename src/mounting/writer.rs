@@ -12,7 +12,7 @@ use bkfs_chunker::spool::Spool;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use crate::mounting::base::BaseKeeper;
+use crate::mounting::base::BaseRaiser;
 use crate::mounting::ending::{Deadline, KEEPING, LEAVING, keep_ahead, name_lost};
 use crate::mounting::error::MountingError;
 use crate::mounting::history::Snapshots;
@@ -320,7 +320,7 @@ impl Writing {
             ingest: volume.ingest().clone(),
             has_rescued: AtomicBool::new(false),
         });
-        let base = BaseKeeper::new(repository, open, &volume, &publisher);
+        let base = BaseRaiser::new(repository, open, &volume, &publisher);
         let (stop, stopped) = oneshot::channel();
         let generation = repository.handle.current().root.generation;
         let committer = CommitTask::new(volume.clone(), publisher, requests, generation);

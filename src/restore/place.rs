@@ -478,10 +478,10 @@ mod tests {
     #[test]
     fn permissions_never_go_through_a_link() {
         let home = tempfile::TempDir::new().unwrap();
-        let ended_session = home.path().join("victim");
-        std::fs::write(&ended_session, "x").unwrap();
-        std::fs::set_permissions(&ended_session, PermissionsExt::from_mode(0o600)).unwrap();
-        std::os::unix::fs::symlink(&ended_session, home.path().join("name")).unwrap();
+        let target = home.path().join("target");
+        std::fs::write(&target, "x").unwrap();
+        std::fs::set_permissions(&target, PermissionsExt::from_mode(0o600)).unwrap();
+        std::os::unix::fs::symlink(&target, home.path().join("name")).unwrap();
         let attributes = Attributes {
             mode: 0o010666,
             ..Attributes::default()
@@ -495,7 +495,7 @@ mod tests {
             Rights::default(),
         );
         assert!(unset.told().unwrap().contains("permissions"));
-        let mode = ended_session.metadata().unwrap().permissions().mode();
+        let mode = target.metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }
 

@@ -129,7 +129,7 @@ pub struct RootCommitter<U: Uploads> {
     replayed: Vec<Replayed>,
     /// Ended sessions whose spools hold nothing beyond what is committed here.
     claimed: Vec<SessionId>,
-    is_beside: bool,
+    is_snapshot_only: bool,
     state: Mutex<LastCommit<U::Mark>>,
 }
 
@@ -181,13 +181,13 @@ impl<U: Uploads> RootCommitter<U> {
             uploads,
             replayed: Vec::new(),
             claimed: Vec::new(),
-            is_beside: false,
+            is_snapshot_only: false,
             state: Mutex::new(state),
         })
     }
 
     /// Returns a snapshot-only committer for a live session. Its trees follow the commit `parent`.
-    pub fn beside(
+    pub fn snapshot_only(
         handle: RootHandle,
         lists: Lists,
         session: SessionId,
@@ -203,7 +203,7 @@ impl<U: Uploads> RootCommitter<U> {
             uploads,
             replayed: Vec::new(),
             claimed: Vec::new(),
-            is_beside: true,
+            is_snapshot_only: true,
             state: Mutex::new(LastCommit {
                 sequence: 0,
                 last: parent,
@@ -219,7 +219,7 @@ impl<U: Uploads> RootCommitter<U> {
     }
 
     /// Names ended sessions whose spools hold nothing that the trees do not. Replayed ones leave no
-    /// recovery base; the snapshot of a snapshot-only committer removes their grounds.
+    /// recovery base; the snapshot of a snapshot-only committer removes their recovery bases.
     pub fn claiming(self, claimed: Vec<SessionId>) -> Self {
         Self { claimed, ..self }
     }
@@ -238,7 +238,7 @@ impl<U: Uploads> RootCommitter<U> {
     pub async fn commit(&self, request: CommitRequest<U::Mark>) -> Result<RootCommit, RootError> {
         let mut state = self.state.lock().await;
         self.settle(&mut state).await?;
-        let sequence = match self.is_beside {
+        let sequence = match self.is_snapshot_only {
             true => 0,
             false => state.sequence + 1,
         };
@@ -339,7 +339,7 @@ impl<U: Uploads> RootCommitter<U> {
         let Some(pending) = state.pending.take() else {
             return;
         };
-        if made && !self.is_beside {
+        if made && !self.is_snapshot_only {
             state.sequence = pending.sequence;
             state.last = Some(pending.record);
         }
@@ -352,7 +352,7 @@ impl<U: Uploads> RootCommitter<U> {
 
     /// Returns whether a commit that can no longer be made is in `root` or before it (rule 5).
     async fn was_made(&self, root: &Root, pending: &Pending<U::Mark>) -> Result<bool, RootError> {
-        if self.is_beside {
+        if self.is_snapshot_only {
             let kept = self.lists.snapshots(root).await?;
             return Ok(kept.iter().any(|entry| entry.commit == pending.record));
         }
@@ -429,8 +429,8 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
 
     async fn apply(&mut self, next: &mut Root) -> Result<Self::Output, RootError> {
         let (session, volume) = (self.committer.session, &self.committer.volume);
-        if self.committer.is_beside {
-            return self.apply_beside(next).await;
+        if self.committer.is_snapshot_only {
+            return self.apply_listed(next).await;
         }
         next.require_parent(session, volume, self.pending.parent)?;
         let index = self.current_index(next).await?;
@@ -474,7 +474,7 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
 
 impl<U: Uploads> CommitCas<'_, U> {
     /// Adds the snapshot and its packs to the root; the volume's entry stays as it is.
-    async fn apply_beside(&mut self, next: &mut Root) -> Result<Option<SnapshotEntry>, RootError> {
+    async fn apply_listed(&mut self, next: &mut Root) -> Result<Option<SnapshotEntry>, RootError> {
         next.require_live(self.committer.session)?;
         let index = self.current_index(next).await?;
         self.check_relied_on(next).await?;

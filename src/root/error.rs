@@ -239,7 +239,7 @@ pub enum RootError {
     },
     /// No key slot that was tried opens with the password, and others were not tried.
     #[error(
-        "no key opens with this password, and {untried} were not tried: they ask for more work or room than all trials of one password may take, as if somebody had put them there"
+        "no key opens with this password, and {untried} were not tried: they ask for more work or room than all trials of one password may take, as if an attacker had put them there"
     )]
     KeysUntried {
         /// Number of slots that were not tried.
@@ -283,7 +283,7 @@ pub enum RootError {
     /// A password was given for a repository that is not sealed: an attacker may have put it in the
     /// place of a sealed one.
     #[error(
-        "a password was given, but this repository is not encrypted: anybody could have put it there"
+        "a password was given, but this repository is not encrypted: any writer to the bucket could have put it there"
     )]
     NotEncrypted,
     /// The store's conditional writes are faulty, so that two writers could destroy each other's

@@ -88,7 +88,7 @@ pub struct RecordedSnapshot {
 
 impl CommitRecord {
     /// Returns whether it is outside the volume's chain of commits: see [`super::commit`].
-    pub fn is_beside(&self) -> bool {
+    pub fn is_snapshot_only(&self) -> bool {
         self.sequence == 0
     }
 

@@ -234,7 +234,7 @@ mod tests {
     use std::collections::HashMap;
 
     const OURS: SessionId = SessionId(7);
-    const TAKER: SessionId = SessionId(8);
+    const NEW_HOLDER: SessionId = SessionId(8);
 
     fn id(number: u8) -> Id {
         Id([number; 32])
@@ -260,7 +260,7 @@ mod tests {
                 inodes: 1,
                 bytes: 0,
                 snapshot: None,
-                replayed: (*session == TAKER && *covered == 0).then(|| {
+                replayed: (*session == NEW_HOLDER && *covered == 0).then(|| {
                     vec![Replayed {
                         session: OURS,
                         last: 7,
@@ -303,7 +303,7 @@ mod tests {
 
     #[tokio::test]
     async fn journals_stand_on_their_sessions_last_commit() {
-        let commits = [(OURS, 3), (OURS, 5), (TAKER, 2), (TAKER, 9)];
+        let commits = [(OURS, 3), (OURS, 5), (NEW_HOLDER, 2), (NEW_HOLDER, 9)];
         let found = stands(&commits, kept(None, &[(4, 5), (6, 6), (7, 9)])).await;
         assert_eq!(found, Ok(Some((2, 6))));
         // A journal that a commit covers in part is carried out whole.
@@ -314,32 +314,32 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn journals_that_the_taker_found_lie_in_its_first_commit() {
-        let commits = [(OURS, 5), (TAKER, 0), (TAKER, 4)];
+    async fn journals_that_the_new_holder_found_lie_in_its_first_commit() {
+        let commits = [(OURS, 5), (NEW_HOLDER, 0), (NEW_HOLDER, 4)];
         let found = stands(&commits, kept(None, &[(8, 8), (9, 9)])).await;
         assert_eq!(found, Ok(Some((2, 8))));
         let too_few = stands(&commits, kept(None, &[(9, 9)])).await;
         assert!(too_few.unwrap_err().contains("operations 8 to 8"));
-        for other in [&commits[..1], &[(OURS, 5), (TAKER, 2)]] {
-            let nobody = stands(other, kept(None, &[(8, 8)])).await;
-            assert!(nobody.unwrap_err().contains("operations 6 to 7"));
+        for other in [&commits[..1], &[(OURS, 5), (NEW_HOLDER, 2)]] {
+            let gap = stands(other, kept(None, &[(8, 8)])).await;
+            assert!(gap.unwrap_err().contains("operations 6 to 7"));
         }
     }
 
     #[tokio::test]
     async fn a_journal_that_stayed_before_the_gap_hides_nothing() {
-        let commits = [(OURS, 5), (TAKER, 0), (TAKER, 4)];
+        let commits = [(OURS, 5), (NEW_HOLDER, 0), (NEW_HOLDER, 4)];
         let found = stands(&commits, kept(None, &[(6, 6), (8, 9)])).await;
         assert_eq!(found, Ok(Some((2, 8))));
         let beyond = stands(&commits, kept(None, &[(6, 6), (9, 9)])).await;
         assert!(beyond.unwrap_err().contains("operations 8 to 8"));
-        let nobody = stands(&[(OURS, 5), (TAKER, 2)], kept(None, &[(6, 6), (8, 9)])).await;
-        assert!(nobody.unwrap_err().contains("operations 7 to 7"));
+        let gap = stands(&[(OURS, 5), (NEW_HOLDER, 2)], kept(None, &[(6, 6), (8, 9)])).await;
+        assert!(gap.unwrap_err().contains("operations 7 to 7"));
     }
 
     #[tokio::test]
     async fn a_session_without_a_commit_stands_where_it_began() {
-        let commits = [(SessionId(1), 5), (TAKER, 0), (TAKER, 4)];
+        let commits = [(SessionId(1), 5), (NEW_HOLDER, 0), (NEW_HOLDER, 4)];
         let found = stands(&commits, kept(Some(1), &[(1, 1), (2, 8)])).await;
         assert_eq!(found, Ok(Some((1, 1))));
         assert_eq!(
@@ -347,7 +347,7 @@ mod tests {
             Ok(Some((2, 8)))
         );
         assert_eq!(
-            stands(&[(TAKER, 4)], kept(None, &[(1, 1)])).await,
+            stands(&[(NEW_HOLDER, 4)], kept(None, &[(1, 1)])).await,
             Ok(Some((0, 1)))
         );
         // `id(9)` is not a commit of this volume.
@@ -356,12 +356,12 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_committed_or_torn_is_not_carried_out() {
-        let commits = [(OURS, 9), (TAKER, 0)];
+        let commits = [(OURS, 9), (NEW_HOLDER, 0)];
         assert_eq!(
             stands(&commits, kept(None, &[(8, 8), (9, 9)])).await,
             Ok(None)
         );
-        let arrived = [(OURS, 5), (TAKER, 0), (TAKER, 4)];
+        let arrived = [(OURS, 5), (NEW_HOLDER, 0), (NEW_HOLDER, 4)];
         assert_eq!(
             stands(&arrived, kept(None, &[(6, 6), (7, 7)])).await,
             Ok(None)

@@ -1,5 +1,5 @@
-//! Grounds: the recovery bases that the root keeps for ended sessions whose spools have not been
-//! examined yet.
+//! The recovery bases that the root keeps for ended sessions whose spools have not
+//! been examined yet.
 //!
 //! Owns when a recovery base is added, claimed and given up. Pure.
 //! [`super::recovery_base`] finds the commit that the spool follows; collection must not delete the
@@ -107,12 +107,12 @@ impl Root {
         for recovery_base in self.recovery_bases() {
             let session = recovery_base.session;
             if self.sessions.contains_key(&session) {
-                let text = format!("session {session} stands in it and has left a ground");
+                let text = format!("session {session} stands in it and has left a recovery base");
                 return Err(StateError::Inconsistent(text));
             }
             if !self.volumes.contains_key(&recovery_base.volume) {
                 let text = format!(
-                    "the ground of session {session} names the volume {:?}, which is not there",
+                    "the recovery base of session {session} names the volume {:?}, which is not there",
                     recovery_base.volume
                 );
                 return Err(StateError::Inconsistent(text));
@@ -129,8 +129,8 @@ mod tests {
     use crate::root::transition::{Claim, CommitChange};
     use bkfs_chunker::crypto::RepositoryId;
 
-    const VICTIM: SessionId = SessionId(1);
-    const TAKER: SessionId = SessionId(2);
+    const ENDED: SessionId = SessionId(1);
+    const NEW_HOLDER: SessionId = SessionId(2);
     const SPOOL: SpoolId = SpoolId(77);
 
     fn id(number: u8) -> Id {
@@ -152,7 +152,7 @@ mod tests {
             inodes: 1,
             bytes: 0,
             new_bytes: 0,
-            replayed: vec![VICTIM],
+            replayed: vec![ENDED],
             claimed,
         }
     }
@@ -169,11 +169,11 @@ mod tests {
             root.note_spool(id, Some(SPOOL));
             root.claim(id, "main", claim).expect("claimed");
         };
-        enter(&mut root, VICTIM, Claim::Free);
-        root.commit(&commit_by(VICTIM, 1, Vec::new()))
+        enter(&mut root, ENDED, Claim::Free);
+        root.commit(&commit_by(ENDED, 1, Vec::new()))
             .expect("holds it");
         root.epoch += 3;
-        enter(&mut root, TAKER, Claim::Steal);
+        enter(&mut root, NEW_HOLDER, Claim::Steal);
         root
     }
 
@@ -182,10 +182,11 @@ mod tests {
     }
 
     #[test]
-    fn a_session_with_a_spool_leaves_a_ground_with_the_commit_that_carries_it_out() {
+    fn a_session_with_a_spool_leaves_a_recovery_base_with_the_commit_that_carries_it_out() {
         let mut root = witnessed();
-        root.commit(&commit_by(TAKER, 2, Vec::new())).expect("made");
-        let recovery_base = root.recovery_base_of(VICTIM).expect("left");
+        root.commit(&commit_by(NEW_HOLDER, 2, Vec::new()))
+            .expect("made");
+        let recovery_base = root.recovery_base_of(ENDED).expect("left");
         assert_eq!(recovery_base.record, Some(id(1)));
         assert_eq!(recovery_base.after, Some(id(2)));
         assert_eq!(recovery_base.base(), 1, "the epoch that it entered at");
@@ -194,22 +195,22 @@ mod tests {
         assert_eq!(recovery_base.volume, "main");
         let bytes = root.encode().expect("small and consistent");
         assert_eq!(Root::decode(&bytes).expect("decodes"), root);
-        root.end(TAKER).expect("live");
+        root.end(NEW_HOLDER).expect("live");
         assert_eq!(
             root.recovery_bases().len(),
             1,
             "who ends by itself leaves none"
         );
-        assert!(root.drop_recovery_bases(&[VICTIM]) && root.recovery_bases.is_none());
-        assert!(!root.drop_recovery_bases(&[VICTIM]));
+        assert!(root.drop_recovery_bases(&[ENDED]) && root.recovery_bases.is_none());
+        assert!(!root.drop_recovery_bases(&[ENDED]));
     }
 
     #[test]
     fn it_leaves_one_where_nothing_is_to_be_carried_out() {
         let mut root = witnessed();
-        root.remove_replayed(TAKER, "main", &[VICTIM], &[])
+        root.remove_replayed(NEW_HOLDER, "main", &[ENDED], &[])
             .expect("holder");
-        let recovery_base = root.recovery_base_of(VICTIM).expect("left");
+        let recovery_base = root.recovery_base_of(ENDED).expect("left");
         assert_eq!(
             (recovery_base.record, recovery_base.after),
             (Some(id(1)), None)
@@ -217,14 +218,14 @@ mod tests {
     }
 
     #[test]
-    fn a_spool_that_its_taker_has_brought_leaves_none() {
+    fn a_spool_that_its_new_holder_has_brought_leaves_none() {
         let mut root = witnessed();
         let mut other = root.clone();
-        root.commit(&commit_by(TAKER, 2, vec![VICTIM]))
+        root.commit(&commit_by(NEW_HOLDER, 2, vec![ENDED]))
             .expect("made");
         assert_eq!(root.recovery_bases, None);
         other
-            .remove_replayed(TAKER, "main", &[VICTIM], &[VICTIM])
+            .remove_replayed(NEW_HOLDER, "main", &[ENDED], &[ENDED])
             .expect("holder");
         assert_eq!(other.recovery_bases, None);
     }
@@ -232,12 +233,14 @@ mod tests {
     #[test]
     fn without_a_spool_or_a_chain_there_is_none() {
         let mut root = witnessed();
-        root.note_spool(VICTIM, None);
-        root.commit(&commit_by(TAKER, 2, Vec::new())).expect("made");
+        root.note_spool(ENDED, None);
+        root.commit(&commit_by(NEW_HOLDER, 2, Vec::new()))
+            .expect("made");
         assert_eq!(root.recovery_bases, None);
         let mut old = taken(Root::new(RepositoryId([7; 16]), [1; 16]));
-        assert_eq!(old.sessions[&VICTIM].spool, None);
-        old.commit(&commit_by(TAKER, 2, Vec::new())).expect("made");
+        assert_eq!(old.sessions[&ENDED].spool, None);
+        old.commit(&commit_by(NEW_HOLDER, 2, Vec::new()))
+            .expect("made");
         assert_eq!(old.recovery_bases, None);
     }
 
@@ -251,7 +254,7 @@ mod tests {
         };
         root.recovery_bases = Some((0..RECOVERY_BASES_MAX as u64).map(other).collect());
         let before = root.clone();
-        let refused = root.commit(&commit_by(TAKER, 2, Vec::new()));
+        let refused = root.commit(&commit_by(NEW_HOLDER, 2, Vec::new()));
         let error = refused.expect_err("no room");
         assert!(
             matches!(error, Refusal::RecoveryBasesFull { .. }),
@@ -266,16 +269,17 @@ mod tests {
             text.contains(&format!("session {} on host ", ids[0])),
             "{text}"
         );
-        let refused = root.remove_replayed(TAKER, "main", &[VICTIM], &[]);
+        let refused = root.remove_replayed(NEW_HOLDER, "main", &[ENDED], &[]);
         assert_eq!(refused, Err(error));
         assert_eq!(root, before, "no traces");
         root.drop_recovery_bases(&[SessionId(1000)]);
-        root.commit(&commit_by(TAKER, 2, Vec::new())).expect("room");
+        root.commit(&commit_by(NEW_HOLDER, 2, Vec::new()))
+            .expect("room");
     }
 
     #[test]
-    fn grounds_that_contradict_the_root_are_refused() {
-        for (session, volume) in [(VICTIM, "main"), (SessionId(9), "other")] {
+    fn recovery_bases_that_contradict_the_root_are_refused() {
+        for (session, volume) in [(ENDED, "main"), (SessionId(9), "other")] {
             let mut root = witnessed();
             root.recovery_bases = Some(vec![RecoveryBase {
                 session,

@@ -35,7 +35,7 @@ pub enum Refusal {
         /// The kind of entry.
         what: &'static str,
     },
-    /// A session with a spool would leave the root, and the root has no room for its ground.
+    /// A session with a spool would leave the root, and the root has no room for its recovery base.
     #[error(
         "the repository notes for its most spools ({RECOVERY_BASES_MAX}) that they may hold what was \
          acknowledged; the oldest: {oldest}. Mount once on such a host, or give up for good \
@@ -91,16 +91,16 @@ fn by_name(sessions: &[(SessionId, HolderInfo)]) -> String {
 }
 
 /// The number of recovery bases that the message of [`Refusal::RecoveryBasesFull`] names.
-const NAMED_GROUNDS: usize = 4;
+const NAMED_RECOVERY_BASES: usize = 4;
 
 /// Ended sessions, each with the host of its spool.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct OldestRecoveryBases(Vec<(SessionId, String)>);
 
 impl OldestRecoveryBases {
-    /// Returns the first [`NAMED_GROUNDS`] of these.
+    /// Returns the first [`NAMED_RECOVERY_BASES`] of these.
     pub(super) fn of(recovery_bases: &[RecoveryBase]) -> Self {
-        let first = recovery_bases.iter().take(NAMED_GROUNDS);
+        let first = recovery_bases.iter().take(NAMED_RECOVERY_BASES);
         let named =
             first.map(|recovery_base| (recovery_base.session, recovery_base.host().to_owned()));
         Self(named.collect())

@@ -57,7 +57,7 @@ pub struct OpenSession {
     /// The holder from which the volume was taken over.
     taken_from: Option<HolderInfo>,
     ended_sessions: Vec<EndedSession>,
-    /// Ended sessions that leave no ground.
+    /// Ended sessions that leave no recovery base.
     claimed: Vec<SessionId>,
 }
 
@@ -276,7 +276,7 @@ impl OpenSession {
     }
 
     /// Returns the ended sessions whose spools on this machine hold nothing that their journals in
-    /// [`Self::ended_sessions`] do not. They leave no ground.
+    /// [`Self::ended_sessions`] do not. They leave no recovery base.
     pub fn claimed(&self) -> &[SessionId] {
         &self.claimed
     }

@@ -147,9 +147,9 @@ pub struct Root {
 #[cbor(transparent)]
 pub struct RuleHash(#[cbor(n(0), with = "wire::bytes_16")] pub [u8; 16]);
 
-/// A ground: the recovery base of an ended session. It names the session's last commit, which the
-/// journals in its spool follow. It stays in the root until the spool is claimed, or given up by
-/// name.
+/// The recovery base of an ended session. It names the session's last commit,
+/// which the journals in its spool follow. It stays in the root until the spool is claimed, or
+/// given up by name.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Encode, Decode)]
 #[cbor(array)]
 pub struct RecoveryBase {

@@ -207,7 +207,7 @@ impl Root {
     /// - [`Refusal::Fenced`] if the session is not live, does not hold the volume, or the volume's
     ///   last commit is not the parent (a cloned machine has committed).
     /// - [`Refusal::Unreplayed`] if an ended session of the volume is not among the replayed ones.
-    /// - [`Refusal::RecoveryBasesFull`] if the root has no room for a ground.
+    /// - [`Refusal::RecoveryBasesFull`] if the root has no room for a recovery base.
     pub fn commit(&mut self, change: &CommitChange) -> Result<(), Refusal> {
         self.require_holder(change.session, &change.volume)?;
         let entry = self
@@ -256,7 +256,7 @@ impl Root {
     ///
     /// # Errors
     /// [`Refusal::Fenced`] if the session does not hold the volume; [`Refusal::RecoveryBasesFull`]
-    /// if the root has no room for a ground.
+    /// if the root has no room for a recovery base.
     pub fn remove_replayed(
         &mut self,
         session: SessionId,

@@ -609,7 +609,7 @@ mod tests {
         state.active.drop_inode(8);
         assert!(
             state.storing_layer(2, 8).is_none(),
-            "nobody has it any more"
+            "no layer has it any more"
         );
     }
 

@@ -288,7 +288,7 @@ mod tests {
         let inner = usage.0.lock();
         assert!(
             inner.users.is_empty() && inner.uncut.is_empty() && inner.leaving.is_empty(),
-            "nothing is known of a file that nobody uses"
+            "nothing is known of an unused file"
         );
     }
 

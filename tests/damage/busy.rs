@@ -88,7 +88,7 @@ impl bkfs_store::Layer for Busy {
 }
 
 #[test]
-fn a_check_beside_a_writer_at_work_finds_nothing() {
+fn a_check_during_writes_finds_nothing() {
     let fixture = Fixture::build(None);
     let store = bucket(&fixture.objects);
     let machine = Arc::new(Machine::mount(store.clone(), None));
@@ -104,6 +104,9 @@ fn a_check_beside_a_writer_at_work_finds_nothing() {
         &CheckOptions::oracle(),
     ));
     let report = checked.expect("checks");
-    assert!(busy.machine.lock().rounds > 1, "nobody worked meanwhile");
+    assert!(
+        busy.machine.lock().rounds > 1,
+        "the writer did nothing meanwhile"
+    );
     assert!(report.is_clean(), "{report}");
 }

@@ -308,7 +308,7 @@ fn a_copy_that_has_a_part_brings_that_part_back() {
 }
 
 #[test]
-fn it_heals_beside_a_mount() {
+fn it_heals_during_a_mount() {
     let pair = Pair::build(None, None);
     let mut objects = pair.fixture.objects.clone();
     objects.retain(|key, _| class_of(key) != "data");
@@ -322,6 +322,6 @@ fn it_heals_beside_a_mount() {
     machine.snapshot("after");
     assert!(machine.read("before") == noise(50, 100_000));
     machine.finish();
-    pair.all_restore(&store, "beside a mount");
-    pair.is_clean_once_collected(&store, "beside a mount");
+    pair.all_restore(&store, "during a mount");
+    pair.is_clean_once_collected(&store, "during a mount");
 }

@@ -1,7 +1,7 @@
 //! Damage: one object of a repository is flipped, cut short, swapped, removed or replaced by what
 //! it once was, at random, from a seed.
 //!
-//! After each: `check --read-data` finds it and names the object, and whoever restores gets the
+//! After each: `check --read-data` finds it and names the object, and a restore gets the
 //! right bytes or an error, never a wrong byte, never a panic, and errors for nothing but the files
 //! that the check names. Sealed repositories and plain ones, every class of object.
 //!

@@ -131,7 +131,7 @@ fn a_lost_root_is_rebuilt_from_commit_records() {
                 (new.tree, new.commit, new.sequence)
             );
             assert_eq!(old.next_inode, new.next_inode);
-            // What fsync acknowledged is replayed by whoever mounts next.
+            // What fsync acknowledged is replayed by the next mount.
             let machine = Machine::mount(store.clone(), fixture.password);
             let synced: Vec<u8> = (0..3)
                 .flat_map(|number| noise(90 + number, 20_000))
@@ -352,7 +352,7 @@ fn journals_that_cannot_be_carried_out_are_set_aside() {
             let aside = crate::world::objects(&*store);
             let aside = aside.keys().filter(|key| key.starts_with("damaged/"));
             assert_eq!(aside.count(), 3 - number, "it and all after it");
-            // Without the repair nobody could mount the volume.
+            // Without the repair no machine could mount the volume.
             let machine = Machine::mount(shared, password);
             if number > 0 {
                 let synced: Vec<u8> = (0..number as u64)

@@ -149,7 +149,7 @@ fn a_commit_stores_again_what_was_condemned_beneath_it() {
 }
 
 #[test]
-fn a_taker_stores_again_what_was_condemned_beneath_a_journal() {
+fn a_new_holder_stores_again_what_was_condemned_beneath_a_journal() {
     let bucket = Bucket::new();
     let data = noise(1, 3 << 20);
     let host = with_snapshot_of(&bucket, &data);
@@ -172,7 +172,7 @@ fn a_taker_stores_again_what_was_condemned_beneath_a_journal() {
 /// A journal that is cut during a commit names packs as own to its session that this commit lists.
 /// They can be condemned from then on.
 #[test]
-fn a_taker_copes_with_condemned_packs_of_its_victim() {
+fn a_new_holder_copes_with_condemned_packs_of_an_ended_session() {
     let bucket = Bucket::new();
     let host = bucket.host();
     host.write("gone", 0, noise(1, 3 << 20));
@@ -531,7 +531,7 @@ fn a_collector_whose_index_objects_vanish_at_any_request_ends_well() {
         deleted >= u64::from(all.requests),
         "only {deleted} are gone"
     );
-    assert_eq!(all.gave_way, 0, "nobody else has condemned");
+    assert_eq!(all.gave_way, 0, "no other collector has condemned");
 }
 
 #[test]

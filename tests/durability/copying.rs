@@ -183,7 +183,7 @@ fn a_volume_that_was_changed_starts_anew_when_it_is_told_to() {
     assert_eq!(
         volume(&to).building,
         None,
-        "what nobody will go on with is kept"
+        "a tree that no copy goes on with is kept"
     );
     let diverged = copy(&from, &to, &[], false, None).expect_err("it holds changes");
     assert!(

@@ -177,7 +177,7 @@ fn an_unmount_that_cannot_commit_leaves_the_session_to_the_next() {
 }
 
 #[test]
-fn snapshots_of_a_taker_hold_what_was_acknowledged() {
+fn snapshots_of_a_new_holder_have_what_was_acknowledged() {
     let bucket = Bucket::new();
     let host = bucket.host();
     host.write("file", 0, noise(9, 3 << 20));

@@ -29,7 +29,7 @@ fn nothing_newer_is_no_reason_not_to_ask() {
     let bucket = Bucket::new();
     let ended_session = bucket.host();
     ended_session.fsync().expect("still ours");
-    let _taker = bucket.host();
+    let _new_holder = bucket.host();
     ended_session.fsync().expect_err("another's by now");
 }
 

@@ -96,7 +96,7 @@ impl Bucket {
         })
     }
 
-    /// A machine that mounts the volume over whoever holds it.
+    /// A machine that takes the volume over from its holder.
     pub fn host(&self) -> Host {
         Host::new(self.memory.clone())
     }
@@ -267,7 +267,7 @@ impl Host {
     ) -> Result<Self, bkfs::mounting::error::MountingError> {
         let counted = Arc::new(CountingStore::new(store));
         let faults = Arc::new(FaultStore::new(counted.clone()));
-        // A heartbeat would ask for the root at any time, and be counted. Nobody here waits for
+        // A heartbeat would ask for the root at any time, and be counted. No test here waits for
         // one.
         let still = Arc::new(FaultStore::new(faults.clone()));
         still.plan(
@@ -296,7 +296,7 @@ impl Host {
             still,
             repository,
         };
-        // The first commit of a new volume is not what anybody here is about.
+        // The first commit of a new volume is not what these tests are about.
         host.run(host.volume().commit()).expect("committed");
         Ok(host)
     }

@@ -1,5 +1,5 @@
 //! What fsync and close promise: what was acknowledged outlives the machine, at the price that is
-//! stated, and nobody else's volume is written.
+//! stated, and no other holder's volume is written.
 //!
 //! Each test makes machines without a kernel over one bucket. A crash drops all but the bucket.
 

@@ -36,7 +36,7 @@ fn quarantine_data(bucket: &Bucket) -> Vec<String> {
 
 /// A journal names a segment that is live and whole, and its chunks have no undamaged live place.
 #[test]
-fn a_taker_stores_again_what_is_damaged_beneath_a_journal() {
+fn a_new_holder_stores_again_what_is_damaged_beneath_a_journal() {
     let bucket = Bucket::new();
     let data = noise(1, 3 << 20);
     let host = with_snapshot_of(&bucket, &data);

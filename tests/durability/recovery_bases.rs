@@ -122,7 +122,7 @@ fn what_only_a_spool_holds_survives_collections_elsewhere() {
 }
 
 #[test]
-fn a_machine_that_takes_its_own_volume_back_leaves_no_ground() {
+fn a_machine_that_takes_its_own_volume_back_leaves_no_recovery_base() {
     let bucket = Bucket::new();
     let disk = SimulatedDisk::new();
     die_with_a_spool(&bucket, &disk);
@@ -139,7 +139,7 @@ fn a_machine_that_takes_its_own_volume_back_leaves_no_ground() {
 }
 
 #[test]
-fn one_that_died_before_it_made_its_spool_leaves_no_ground_to_a_mount_that_stays() {
+fn one_that_died_before_it_made_its_spool_leaves_no_recovery_base_to_a_mount_that_stays() {
     let bucket = Bucket::new();
     let disk = SimulatedDisk::new();
     let host = Host::spooling(&bucket, &disk);

@@ -115,7 +115,7 @@ fn what_is_closed_during_two_stalls_is_on_the_disk() {
 }
 
 /// Closes files while an fsync waits for the store, which `stall` stalls.
-fn close_beside_an_fsync(why: &str, settings: Settings, stall: impl FnOnce(&Host, &SimulatedDisk)) {
+fn close_during_an_fsync(why: &str, settings: Settings, stall: impl FnOnce(&Host, &SimulatedDisk)) {
     let bucket = Bucket::new();
     let disk = SimulatedDisk::new();
     let host = Host::spooling_with(&bucket, &disk, settings);
@@ -147,7 +147,7 @@ fn close_beside_an_fsync(why: &str, settings: Settings, stall: impl FnOnce(&Host
 #[test]
 fn what_is_closed_while_an_fsync_waits_for_the_store_is_on_the_disk() {
     for keys in ["", "journal/", "data/"] {
-        close_beside_an_fsync(keys, Settings::default(), |host, _| {
+        close_during_an_fsync(keys, Settings::default(), |host, _| {
             stall(host, keys);
         });
     }
@@ -161,7 +161,7 @@ fn what_is_closed_while_an_fsync_asks_the_store_is_on_the_disk() {
         fsync_local: true,
         ..Settings::default()
     };
-    close_beside_an_fsync("all", settings, |host, disk| {
+    close_during_an_fsync("all", settings, |host, disk| {
         disk.set_capacity(Some(0));
         host.volume().fsync_within();
         host.wait(1.0);

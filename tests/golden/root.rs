@@ -335,10 +335,10 @@ fn journals() {
     let frozen = JournalEntry::decode(&fixed("journal.bin", &made.encode())).expect("reads");
     assert_eq!(frozen, made);
     assert_eq!(frozen.packs(), packs);
-    let mut grounded = made;
-    grounded.recovery_base = Some(Id([0xbb; 32]));
-    let frozen_too = fixed("journal-ground.bin", &grounded.encode());
-    assert_eq!(JournalEntry::decode(&frozen_too), Ok(grounded));
+    let mut based = made;
+    based.recovery_base = Some(Id([0xbb; 32]));
+    let frozen_too = fixed("journal-ground.bin", &based.encode());
+    assert_eq!(JournalEntry::decode(&frozen_too), Ok(based));
     let padded = fixed("journal-padded.bin", &frozen.encode_padded());
     assert_eq!(padded.len(), 1024 - (HEADER_LEN + BOX_OVERHEAD));
     assert_eq!(JournalEntry::decode(&padded).as_ref(), Ok(&frozen));

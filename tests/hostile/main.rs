@@ -53,7 +53,7 @@ impl Trial {
         (forgery.after)(&forger);
         forger.end();
         std::fs::create_dir(home.path().join("outer")).expect("a directory");
-        std::fs::write(home.path().join("outer/victim"), "victim").expect("a file");
+        std::fs::write(home.path().join("outer/untouched"), "untouched").expect("a file");
         Trial {
             home,
             forgery,
@@ -253,7 +253,7 @@ impl Trial {
 
     /// What changes the hostile volume: a stream into its directories, and a mount of it.
     fn writes(&mut self) {
-        let file = self.path("outer/victim").to_string_lossy().into_owned();
+        let file = self.path("outer/untouched").to_string_lossy().into_owned();
         for path in ["put\u{1b}[31m", "dir\u{1b}]0;title\u{7}/put", "honest/put"] {
             let arguments = ["put", "--volume=main", "REPOSITORY", path, &file];
             self.run(&arguments, true);
@@ -355,10 +355,10 @@ fn strange(outer: &Path) -> Option<String> {
     let entries = std::fs::read_dir(outer).expect("a directory");
     let names = entries.map(|entry| entry.expect("an entry").file_name());
     let mut names = names.map(|name| name.to_string_lossy().into_owned());
-    let known = ["target", "other", "victim"];
+    let known = ["target", "other", "untouched"];
     let strange = names.find(|name| !known.contains(&name.as_str()));
-    let ended_session = std::fs::read(outer.join("victim")).expect("the victim");
-    let spoiled = (ended_session != b"victim").then(|| "the victim".to_owned());
+    let untouched = std::fs::read(outer.join("untouched")).expect("the file outside");
+    let spoiled = (untouched != b"untouched").then(|| "the file outside".to_owned());
     let escaped = Path::new("/tmp/escaped").exists();
     strange
         .or(spoiled)

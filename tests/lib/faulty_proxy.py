@@ -6,7 +6,7 @@
 DIRECTORY/rules is a JSON object, read again whenever it changes:
     {"fail_percent": 5, "status": 503}              so many of all requests, evenly, are answered with that status, unapplied
     {"only": {"method": "PUT", "class": "data"}}    all faults of the rules strike only these; either may be missing
-    {"refuse": true}                                connections are closed at once: nobody is there
+    {"refuse": true}                                connections are closed at once: no server is there
     {"hang": true}                                  requests are taken and never answered while the rule stands
     {"delay_ms": 20}                                every answer comes that much later
     {"crash": {"pid": 7, "method": "PUT", "class": "journal", "nth": 2, "when": "after"}}
@@ -71,7 +71,8 @@ class Rules:
         self.began = time.monotonic()
         self.drawn = {}
         self.struck = {}
-        # Reaches 100 whenever a request is to fail: evenly, and not by chance, which would spare a short backup now and then.
+        # Reaches 100 whenever a request is to fail: evenly, and not by chance, which would spare a
+        # short backup now and then.
         self.owed = 0
 
     def now(self):

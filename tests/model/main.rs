@@ -224,7 +224,7 @@ refuted! {
     rule_6_get_before_answer: [GetBeforeAnswer], TAKEOVER, ACKNOWLEDGED_KEPT;
     rule_7_replay_newest_first: [ReplayNewestFirst], EARLY, ACKNOWLEDGED_KEPT;
     rule_7_remove_in_later_cas: [RemoveInLaterCas], TAKEOVER, ACKNOWLEDGED_KEPT;
-    rule_7_taker_accepts_early: [TakerAcceptsEarly], TAKEOVER, ACKNOWLEDGED_KEPT;
+    rule_7_new_holder_accepts_early: [NewHolderAcceptsEarly], TAKEOVER, ACKNOWLEDGED_KEPT;
     rule_8_not_closed_again: [NotClosedAgain], CLOSING, CLOSED;
 
     own_by_memory: [OwnByMemory], LEFT_OUT, LIVE_EXISTS;
@@ -256,12 +256,12 @@ refuted! {
     parent_named_alone: [ParentNamedAlone], OUT_OF_ORDER, JOURNAL_INTACT;
     failed_pack_named: [FailedPackNamed], OUT_OF_ORDER, ROOT_INTACT;
     rule_11_damaged_place_stands: [DamagedPlaceStands], DAMAGED_TAKEN, HEALED;
-    rule_11_taker_leans_on_damaged: [TakerLeansOnDamaged], DAMAGED_TAKEN, HEALED;
+    rule_11_new_holder_relies_on_damaged: [NewHolderReliesOnDamaged], DAMAGED_TAKEN, HEALED;
     gap_passed_over: [GapPassedOver], JOURNAL_LOST, ACKNOWLEDGED_KEPT;
     gap_taken_for_end: [GapTakenForEnd], JOURNAL_LOST, LOSS_TOLD;
     sent_out_of_turn: [SentOutOfTurn], JOURNAL_LOST, HONEST_BELIEVED;
-    ground_not_left: [RecoveryBaseNotLeft], SPOOL_ELSEWHERE, SPOOL_RECOVERABLE;
-    ground_without_base: [RecoveryBaseWithoutCommit], SPOOL_ELSEWHERE, SPOOL_RECOVERABLE;
+    recovery_base_not_left: [RecoveryBaseNotLeft], SPOOL_ELSEWHERE, SPOOL_RECOVERABLE;
+    recovery_base_without_commit: [RecoveryBaseWithoutCommit], SPOOL_ELSEWHERE, SPOOL_RECOVERABLE;
     spool_ignored: [SpoolIgnored], SPOOL_HERE, SPOOL_REPLAYED;
     rule_4_kept_journal_ignored: [KeptJournalIgnored], SPOOL_HERE, SPOOL_RECOVERABLE;
     memory_ignored: [MemoryIgnored], JOURNAL_LOST_HERE, LOSS_TOLD;

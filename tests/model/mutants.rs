@@ -57,7 +57,7 @@ pub enum Mutant {
     /// Rule 7: the commit that replays a session leaves it in R; a later CAS removes it.
     RemoveInLaterCas,
     /// Rule 7: a new holder accepts and commits operations before it has replayed.
-    TakerAcceptsEarly,
+    NewHolderAcceptsEarly,
     /// Rule 8b: after the candidates shrank they are not closed again.
     NotClosedAgain,
 
@@ -127,7 +127,7 @@ pub enum Mutant {
     /// place is about to be deleted.
     DamagedPlaceStands,
     /// Rules 7, 11: a new holder accepts a damaged copy where a journal names a whole one.
-    TakerLeansOnDamaged,
+    NewHolderReliesOnDamaged,
     /// Rule 7: a new holder carries out journals behind one that is missing.
     GapPassedOver,
     /// Rule 7: a new holder takes a journal that is missing between others for the end of the
@@ -172,7 +172,7 @@ pub const ALL: &[Mutant] = &[
     Mutant::GetBeforeAnswer,
     Mutant::ReplayNewestFirst,
     Mutant::RemoveInLaterCas,
-    Mutant::TakerAcceptsEarly,
+    Mutant::NewHolderAcceptsEarly,
     Mutant::NotClosedAgain,
     Mutant::OwnByMemory,
     Mutant::UnacknowledgedNamed,
@@ -200,7 +200,7 @@ pub const ALL: &[Mutant] = &[
     Mutant::ParentNamedAlone,
     Mutant::FailedPackNamed,
     Mutant::DamagedPlaceStands,
-    Mutant::TakerLeansOnDamaged,
+    Mutant::NewHolderReliesOnDamaged,
     Mutant::GapPassedOver,
     Mutant::GapTakenForEnd,
     Mutant::SentOutOfTurn,

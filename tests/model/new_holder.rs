@@ -179,7 +179,7 @@ pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<
         }
     }
     for &(v, ..) in &replay.ended_sessions {
-        leave_ground(model, &mut next, s, v, volume);
+        leave_recovery_base(model, &mut next, s, v, volume);
     }
     let ended_sessions_own = replay
         .ended_sessions
@@ -197,7 +197,7 @@ pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<
     if !missing.is_empty() {
         model.coverage.note(Event::ReplayCopied);
     }
-    if !model.lacks(Mutant::TakerLeansOnDamaged) {
+    if !model.lacks(Mutant::NewHolderReliesOnDamaged) {
         let healed = healed(&next, reached.common(needs), add, replay.named);
         if !healed.without(missing).is_empty() {
             model.coverage.note(Event::ReplayHealed);
@@ -236,7 +236,7 @@ fn healed(next: &State, needs: Objects, add: PackSet, named: PackSet) -> Objects
 /// Rule 7: records a session that leaves R although its spool may hold more than its journals in
 /// the bucket. The tree that the spool follows and the objects that it refers to are kept until the
 /// spool is claimed.
-fn leave_ground(model: &Protocol, next: &mut State, s: Session, v: Session, volume: usize) {
+fn leave_recovery_base(model: &Protocol, next: &mut State, s: Session, v: Session, volume: usize) {
     let tree = model.tree(next, volume, next.root.volumes[volume].log);
     // A new holder has replayed a spool only if its owner is dead, and then knows its contents.
     let is_here = model.scenario.machines[s] == model.scenario.machines[v];
@@ -259,7 +259,12 @@ fn leave_ground(model: &Protocol, next: &mut State, s: Session, v: Session, volu
 /// Rule 7: a later session on the machine makes a snapshot of the spool's contents, and the
 /// recovery base leaves R in the same CAS. The spool is locked while its owner lives, so its owner
 /// is dead.
-pub fn claim_ground_cas(model: &Protocol, state: &State, s: Session, v: Session) -> Option<State> {
+pub fn claim_recovery_base_cas(
+    model: &Protocol,
+    state: &State,
+    s: Session,
+    v: Session,
+) -> Option<State> {
     let is_here = model.scenario.machines[s] == model.scenario.machines[v];
     if state.root.recovery_bases[v].is_none()
         || !is_here

@@ -26,7 +26,7 @@ pub const JOURNAL_INTACT: &str = "whatever an uncovered journal refers to exists
 /// The packs that the journals name are enough to find these objects.
 pub const JOURNAL_NAMES_SUFFICE: &str = "the packs named by journals hold all they refer to";
 /// All journals that a new holder has listed can be replayed.
-pub const LISTING_INTACT: &str = "whatever a taker listed can be replayed";
+pub const LISTING_INTACT: &str = "whatever a new holder listed can be replayed";
 /// No operation is acknowledged on the evidence of an R that names another holder.
 pub const FENCED_SILENT: &str = "a fenced writer acknowledges nothing";
 /// The objects that a mounted writer refers to exist until they are committed.

@@ -97,7 +97,7 @@ pub enum Event {
     SpoolReplayed,
     /// A session left R while its spool held more.
     RecoveryBaseLeft,
-    /// Deletion of an epoch waited for a ground.
+    /// Deletion of an epoch waited for a recovery base.
     RecoveryBaseHeldBack,
     /// The contents of a spool became a snapshot.
     RecoveryBaseClaimed,

@@ -276,8 +276,8 @@ pub struct Root {
     pub quarantine: PackSet,
     /// Condemned packs per epoch.
     pub condemned: [PackSet; EPOCHS],
-    /// Grounds: sessions that left R although their spools may hold operations that only the spool
-    /// acknowledged.
+    /// Recovery bases: sessions that left R although their spools may hold operations that only the
+    /// spool acknowledged.
     pub recovery_bases: [Option<RecoveryBase>; SESSIONS],
     /// The volumes.
     pub volumes: [Volume; VOLUMES],

@@ -221,7 +221,7 @@ fn of_writer(
     if model.scenario.leave {
         steps.push(Step::LeaveCas(s));
     }
-    let accepts_early = model.lacks(Mutant::TakerAcceptsEarly) || model.scenario.early_accept;
+    let accepts_early = model.lacks(Mutant::NewHolderAcceptsEarly) || model.scenario.early_accept;
     if process.phase != Phase::Mounted && !(accepts_early && process.phase != Phase::Registered) {
         return;
     }
@@ -240,7 +240,7 @@ fn of_writer(
     if model.scenario.give_up {
         steps.extend(process.unresolved.iter().map(Step::PackGiveUp));
     }
-    if process.phase == Phase::Mounted || model.lacks(Mutant::TakerAcceptsEarly) {
+    if process.phase == Phase::Mounted || model.lacks(Mutant::NewHolderAcceptsEarly) {
         for last in process.covered + 1..=process.accepted {
             steps.extend(both.map(|late| Step::CommitCas { s, last, late }));
         }
@@ -282,7 +282,7 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::JournalKeep(s) => journal::keep(model, state, s),
         Step::KeptSend(s, n) => journal::send_kept(model, state, s, n),
         Step::SpoolReplay(s, v) => journal::replay_spool(model, state, s, v),
-        Step::ClaimRecoveryBaseCas(s, v) => new_holder::claim_ground_cas(model, state, s, v),
+        Step::ClaimRecoveryBaseCas(s, v) => new_holder::claim_recovery_base_cas(model, state, s, v),
         Step::AcceptLoss(s) => new_holder::accept_loss(model, state, s),
         Step::FsyncGet(s) => journal::fsync_get(model, state, s),
         Step::EarlyGet(s) => journal::early_get(model, state, s),

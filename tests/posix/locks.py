@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Advisory locks of the three kinds between processes: they exclude, they are told apart, and they end with whoever held them.
+"""Advisory locks of the three kinds between processes: they exclude, they are told apart, and they end with their holder.
 
   locks.py DIRECTORY ROUNDS
 
@@ -77,7 +77,7 @@ def hold(how, path, kind, ready):
 
 
 def ends_with_its_holder(how, directory):
-    """A killed holder's lock is free for whoever waits; shared ones go together."""
+    """A killed holder's lock is free for the next that waits; shared ones go together."""
     path = f"{directory}/held-{how}"
     open(path, "w").close()
     file = os.open(path, os.O_RDWR)

@@ -13,7 +13,8 @@ import os
 import sys
 import time
 
-# Whole pages, and less than a request: the kernel hands over a write(2) in parts if it is larger, or begins in a page that is not cached.
+# Whole pages, and less than a request: the kernel hands over a write(2) in parts if it is larger,
+# or begins in a page that is not cached.
 BLOCK, AT = 96 * 1024, 12288
 RACERS = 4
 
@@ -34,7 +35,7 @@ def read_block(path):
 
 
 def newest(path):
-    """The number of a write that has begun. A read beside a write may be torn between pages, as on ext4 and tmpfs, so only the first is looked at."""
+    """The number of a write that has begun. A read during a write may be torn between pages, as on ext4 and tmpfs, so only the first is looked at."""
     with open(path, "rb") as file:
         file.seek(AT)
         return int.from_bytes(file.read(8), "little")
@@ -94,7 +95,8 @@ def write(mount, snapshots, record):
     os.write(pipes[0][1], (2).to_bytes(8, "little"))
     taken, after = {}, 1
     for number in range(snapshots):
-        # Each snapshot is of other moments than the one before. What b has begun to take, a has taken.
+        # Each snapshot is of other moments than the one before. What b has begun to take, a has
+        # taken.
         while (before := newest(f"{place}/b")) <= after:
             assert all(racer.is_alive() for racer in racers), "a writer is gone"
             time.sleep(0.001)

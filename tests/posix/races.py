@@ -28,7 +28,7 @@ def renameat2(one, other, flags):
 
 
 def together(workers, watchers):
-    """Runs workers to their end beside watchers, which run until `done` is set. All are (function, arguments)."""
+    """Runs workers to their end, and watchers until `done` is set. All are (function, arguments)."""
     done = multiprocessing.Event()
     looked = multiprocessing.Value("q", 0)
     watching = [multiprocessing.Process(target=what, args=(done, looked, *args)) for what, args in watchers]
@@ -42,7 +42,7 @@ def together(workers, watchers):
         process.join()
     wrong = [process.exitcode for process in working + watching if process.exitcode != 0]
     assert not wrong, f"{len(wrong)} processes saw something wrong"
-    assert not watchers or looked.value > 0, "nobody has looked"
+    assert not watchers or looked.value > 0, "no watcher has looked"
     return looked.value
 
 
@@ -53,7 +53,8 @@ def looking(done):
     yield
 
 
-# --- renames over a name ------------------------------------------------------------------------------------------
+# --- renames over a name
+# ------------------------------------------------------------------------------------------
 
 def sealed(text, size):
     """Bytes that say whether they are whole."""
@@ -86,7 +87,8 @@ def watch_target(done, looked, directory):
 
 def watch_listing(done, looked, directory):
     for turn, _ in enumerate(looking(done)):
-        # Every other time with attributes, which the kernel asks for once somebody stats what was listed.
+        # Every other time with attributes, which the kernel asks for once a process stats what was
+        # listed.
         with os.scandir(directory) as entries:
             names = []
             for entry in entries:
@@ -109,7 +111,8 @@ def renames(directory, rounds):
     print(f"{3 * rounds} renames over one name, looked at {seen} times")
 
 
-# --- exchange -----------------------------------------------------------------------------------------------------
+# --- exchange
+# -----------------------------------------------------------------------------------------------------
 
 def swap(directory, rounds):
     for _ in range(rounds):
@@ -146,7 +149,8 @@ def exchange(directory, rounds):
     print(f"{2 * int(rounds)} exchanges, looked at {seen} times")
 
 
-# --- appends ------------------------------------------------------------------------------------------------------
+# --- appends
+# ------------------------------------------------------------------------------------------------------
 
 HEAD = struct.Struct("<IIII")
 MAGIC = 0x5245434F
@@ -191,7 +195,8 @@ def appends(directory, records):
     print(f"{writers} processes appended {records} records each, {os.stat(f'{directory}/log').st_size} bytes")
 
 
-# --- listings -----------------------------------------------------------------------------------------------------
+# --- listings
+# -----------------------------------------------------------------------------------------------------
 
 STABLE = 3000
 
@@ -234,7 +239,8 @@ def listing(directory, rounds):
     print(f"{2 * int(rounds)} names came and most went, listed {seen} times")
 
 
-# --- seekdir ------------------------------------------------------------------------------------------------------
+# --- seekdir
+# ------------------------------------------------------------------------------------------------------
 
 class Dirent(ctypes.Structure):
     _fields_ = [("ino", ctypes.c_uint64), ("off", ctypes.c_int64), ("length", ctypes.c_ushort), ("kind", ctypes.c_ubyte), ("name", ctypes.c_char * 256)]

@@ -60,7 +60,8 @@ def main(directory, uid, gid):
             with open(path, "wb") as file:
                 file.write(bytes(range(256)) * 64)
             os.chmod(path, 0o6777)
-            # What was written before is no reason to take what is given now, nor to keep it at the next change.
+            # What was written before is no reason to take what is given now, nor to keep it at the
+            # next change.
             os.setxattr(path, CAPABILITIES, BIND_SERVICE)
             assert os.getxattr(path, CAPABILITIES) == BIND_SERVICE
             assert stat.S_IMODE(os.stat(path).st_mode) == 0o6777
@@ -74,7 +75,7 @@ def main(directory, uid, gid):
             assert stat.S_IMODE(os.fstat(fresh).st_mode) == mode
             os.close(fresh)
             os.unlink(path + ".new")
-    # A change of owner clears them whoever makes it.
+    # A change of owner clears them, whichever user makes it.
     path = f"{directory}/owned"
     open(path, "w").close()
     os.chmod(path, 0o6755)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A SQLite database that somebody writes to until they are killed.
+"""A SQLite database that a process writes to until it is killed.
 
   sqlite_writer.py write DATABASE wal|delete RECORD   adds rows for ever; RECORD gets the number of each after its commit has returned
   sqlite_writer.py check DATABASE RECORD              the database is whole and has at least what RECORD says

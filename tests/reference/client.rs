@@ -428,7 +428,7 @@ impl Client {
                     .await
             }
             Op::Reopen | Op::Commit | Op::Crash => {
-                unreachable!("whoever owns the engine does this")
+                unreachable!("the owner of the engine does this")
             }
             other => self.make(other).await,
         }

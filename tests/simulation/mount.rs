@@ -120,7 +120,7 @@ pub fn machine(wish: &Wish) -> Environment {
             pid_namespace: 1,
             pid: wish.process,
             process_start_ticks: 1,
-            user: "somebody".into(),
+            user: "user".into(),
             mount_point: String::new(),
         },
     }

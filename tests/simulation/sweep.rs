@@ -188,7 +188,7 @@ fn sweep(name: &str, strike: &Strike, problems: &mut Vec<String>) -> Outcomes {
 /// The outcome is success, loud failure, or unknown, and the state that an empty machine finds
 /// agrees with it. Every run covers all requests, which takes seconds.
 #[test]
-fn whichever_request_fails_nobody_is_told_a_lie() {
+fn whichever_request_fails_no_answer_is_false() {
     use StoreErrorKind as Kind;
     let before = [
         Kind::Unreachable,

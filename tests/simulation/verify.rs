@@ -44,7 +44,7 @@ pub async fn volume(world: &Rc<World>, volume: &str, past: &Past) -> Result<(), 
     wish.steal = true;
     let up = mount(Arc::new(store), &wish)
         .await
-        .map_err(|error| format!("nobody can mount it any more: {error}"))?;
+        .map_err(|error| format!("it can no longer be mounted: {error}"))?;
     let seen = up.dump().await?;
     let mut model = past
         .borrow_mut()
@@ -58,7 +58,7 @@ pub async fn volume(world: &Rc<World>, volume: &str, past: &Past) -> Result<(), 
     wish.read_only = true;
     let reader = mount(Arc::new(world.machine(u64::MAX)), &wish)
         .await
-        .map_err(|error| format!("nobody can read it any more: {error}"))?;
+        .map_err(|error| format!("it can no longer be read: {error}"))?;
     let read = reader.dump().await?;
     if read != seen {
         let difference = differences(&model.dump(), &read);

@@ -325,7 +325,7 @@ case_of "a flipped bit is named with the files that it spoils" \
 case_of "a lost root is named" a_lost_root_is_named
 case_of "a lost root is rebuilt from commit records" a_lost_root_is_rebuilt
 case_of "damage is put in quarantine once" damage_is_quarantined_once
-case_of "an older root is refused by whoever saw a newer one" \
+case_of "a machine that saw a newer root refuses an older one" \
   an_older_root_is_refused_after_a_newer_one
 case_of "commits that a race of roots has lost come back by the documented repair" \
   a_race_of_roots_is_repaired

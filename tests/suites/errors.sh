@@ -519,7 +519,7 @@ start_faulty "$BKFS_TEST_S3_MINIO"
 
 case_of "repositories, sealed and plain" repositories_exist || exit 1
 clear_case "a wrong password" wrong_password
-clear_case "no password, and nobody to ask" no_password
+clear_case "no password, and no terminal to ask at" no_password
 clear_case "a password file that others can read" open_password_file
 clear_case "secrets stay out of the logs" secrets_stay_out_of_logs
 clear_case "another repository in the place of a known one" another_in_its_place

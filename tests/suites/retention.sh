@@ -222,7 +222,7 @@ forget_one() {
   done | head -n 1)
   [ -n "$oldest" ] || return 0
   touch "$oldest.forgotten"
-  on keeper bkfs forget "$BUCKET" "r${oldest##*-}" --volume "v$1"
+  on collector bkfs forget "$BUCKET" "r${oldest##*-}" --volume "v$1"
 }
 
 # Runs a collector on its own machine, and stops and kills it at random.
@@ -277,7 +277,7 @@ strike() {
 concurrent_rounds() {
   local round host workers
   RANDOM=4711
-  machine keeper
+  machine collector
   exits 0 bkfs init --no-encryption "$BUCKET"
   collectors_begin
   for round in $(seq "$ROUNDS"); do
@@ -314,7 +314,7 @@ deleted_under_mounts() {
   exits 0 on h1 bkfs snapshot "$SUITE_TMP/host-1" passing
   rm "$SUITE_TMP/host-1/passing"
   exits 0 on h1 bkfs snapshot "$SUITE_TMP/host-1" passed
-  machine keeper
+  machine collector
   exits 0 bkfs forget "$BUCKET" passing --volume v1
   exits 0 gc_now "$BUCKET"
   # A stopped daemon holds back what was condemned since.
@@ -364,7 +364,7 @@ for line in sys.stdin:
 # back, and a last collection leaves nothing to do.
 ended() {
   local session
-  machine keeper
+  machine collector
   exits 0 bkfs session list "$BUCKET"
   for session in $(sessions_that live ending); do
     exits 0 bkfs session end "$BUCKET" "$session" --force
@@ -381,7 +381,7 @@ ended() {
 
 case_of "$ROUNDS rounds of three writers and two collectors, stopped and killed at random" \
   concurrent_rounds
-case_of "what is condemned is deleted beside running mounts, unless one stands still" \
+case_of "what is condemned is deleted while mounts run, unless one stands still" \
   deleted_under_mounts
 case_of "a check of every byte finds nothing, and every acknowledged snapshot restores" survivors
 case_of "dead sessions are ended, and a last collection frees the rest" ended

@@ -129,7 +129,7 @@ kept_alone() {
 theirs_now() {
   kill -CONT "$MINIO_PID"
   exits 0 on b mount_at "$URL" "$B" --steal
-  [ ! -e "$B/alone-$1/large" ] || wrong "the taker has what was in the spool alone"
+  [ ! -e "$B/alone-$1/large" ] || wrong "the new holder has what was in the spool alone"
   printf 'theirs' | synced "$B/alone-$1/rewritten"
   rm -r "${B:?}/alone-$1/kept"
   exits 0 on b bkfs snapshot "$B" "theirs-$1"
@@ -147,14 +147,14 @@ recovered() {
   exits 0 on a mount_at "$URL" "$A"
   says 'is now the snapshot recovered-[0-9a-f]{16}'
   name=$(grep -oE 'recovered-[0-9a-f]{16}' "$SUITE_TMP/output" | head -n 1)
-  [ "$(cat "$A/alone-$1/rewritten")" = theirs ] || wrong "the live state is not that of the taker"
+  [ "$(cat "$A/alone-$1/rewritten")" = theirs ] || wrong "the live state is not that of the new holder"
   [ ! -e "$A/alone-$1/large" ] || wrong "what was recovered is in the live state"
   shown=$(on a bkfs status "$A")
   grep -q "recovered .*$name" <<<"$shown" || wrong "the status does not tell of $name: $shown"
   exits 0 on a bkfs umount "$A"
   [ -z "$(spools)" ] || wrong "$(spools) stays"
   shown=$(on "d-$1" bkfs dump "$URL" "latest:/alone-$1/rewritten")
-  [ "$shown" = theirs ] || wrong "the latest snapshot is not the taker's: $shown"
+  [ "$shown" = theirs ] || wrong "the latest snapshot is not the new holder's: $shown"
   shown=$(on "d-$1" bkfs snapshots "$URL")
   grep -q "$name (recovered)" <<<"$shown" || wrong "it is not listed as recovered: $shown"
   shown=$(on "d-$1" bkfs forget -n --keep-last=1 "$URL")
@@ -200,7 +200,7 @@ alive_and_taken() {
 fails() { bkfs status "$1" | grep -q FAILED; }
 # A spool whose first journal is lost gives no snapshot: the mount keeps the spool and says so, and
 # no mount waits.
-without_ground() {
+without_recovery_base() {
   kept_alone "$1" no
   kill -KILL "$HOLDER"
   umount -i -l "$A"
@@ -238,8 +238,8 @@ for number in $(seq 101 $((100 + BEATS))); do
     round heartbeat "$number"
 done
 case_of "what only the spool of a dead machine had becomes a snapshot" dead_and_taken 201 no
-case_of "the same, behind journals that the taker found" dead_and_taken 202 early
+case_of "the same, behind journals that the new holder found" dead_and_taken 202 early
 case_of "what only the spool of a fenced machine had becomes a snapshot" alive_and_taken 203 early
-case_of "a spool that stands on nothing is kept, and said to be" without_ground 204
+case_of "a spool that stands on nothing is kept, and said to be" without_recovery_base 204
 case_of "a check of every byte finds nothing" exits 0 on d bkfs check --read-data "$URL"
 exit 0

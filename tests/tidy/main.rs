@@ -1,10 +1,11 @@
 //! Reads the source and checks its structure: which module imports which, how long files and
-//! functions are, which words are banned.
+//! functions are, which words are banned, how long sentences of documents are.
 //!
 //! Each rule has a test of its own that shows that it finds a violation. `the_house_is_tidy` then
 //! applies all rules.
 
 mod circles;
+mod language;
 mod lexer;
 mod limits;
 mod paths;
@@ -147,6 +148,7 @@ fn the_house_is_tidy() {
     found.extend(circles::violations(&files));
     found.extend(manifest_violations(&root));
     found.extend(suites::violations(&root));
+    found.extend(language::violations(&root));
     assert!(
         found.is_empty(),
         "{} violations:\n{}",

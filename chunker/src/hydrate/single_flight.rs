@@ -93,7 +93,7 @@ mod tests {
         drop(duty);
         assert_eq!(first.wait().await, None);
         let (second, duty) = single_flight.board(1);
-        single_flight.land(1, duty.expect("nobody is on the way"), 5);
+        single_flight.land(1, duty.expect("no fetch is under way"), 5);
         assert_eq!(second.wait().await, Some(5));
     }
 }

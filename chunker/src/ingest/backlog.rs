@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_comes_while_it_is_full_waits_until_half_is_worked_off() {
+    fn a_writer_that_comes_while_it_is_full_waits_until_half_is_done() {
         let (gate, backlog) = (ByteGate::new(100), Backlog::new(2, AMPLE));
         for number in 0..2 * BOUND_FRAMES as u64 {
             assert!(backlog.room().now_or_never().is_some());
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_one_keeps_nothing_and_nobody() {
+    fn a_closed_one_holds_no_bytes_and_no_waiter() {
         let (gate, backlog) = (ByteGate::new(100), Backlog::new(1, AMPLE));
         for number in 0..2 * BOUND_FRAMES as u64 {
             backlog.push(frame(&gate, number));

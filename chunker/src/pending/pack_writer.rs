@@ -197,7 +197,7 @@ impl PackWriter {
     /// Places a sealed frame in the pack of its ticket. Returns the packs that are complete now.
     ///
     /// # Errors
-    /// [`ContentError::Internal`] if the ticket is not from this lane.
+    /// [`ContentError::Internal`] if the ticket is not from this pack writer.
     pub(crate) fn deliver(
         &mut self,
         full: FullFrame,

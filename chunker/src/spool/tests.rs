@@ -311,7 +311,7 @@ fn two_never_share_one() {
         let dead = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
         assert_eq!(dead.len(), 1);
         let again = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
-        assert!(again.is_empty(), "whoever replays it holds it");
+        assert!(again.is_empty(), "the replay holds it");
     });
 }
 

@@ -185,7 +185,7 @@ fn a_detached_mount_ends_without_an_error_however_its_end_is_timed() {
 }
 
 #[test]
-fn somebody_else_may_unmount() {
+fn another_process_may_unmount() {
     let mounted = Mounted::new();
     unmount(mounted.directory.path(), false).unwrap();
     mounted.session.wait().unwrap();

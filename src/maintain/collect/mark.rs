@@ -278,9 +278,9 @@ impl Marker {
         Ok(())
     }
 
-    /// Returns the trees and commit records of volumes, snapshots, unexpired trash, and grounds. In
-    /// doubt, snapshots that were listed from their commit records alone go to `unproven`: packs
-    /// that they need may have been condemned.
+    /// Returns the trees and commit records of volumes, snapshots, unexpired trash, and recovery
+    /// bases. In doubt, snapshots that were listed from their commit records alone go to
+    /// `unproven`: packs that they need may have been condemned.
     async fn heads(&mut self, root: &Root) -> Result<Vec<(Kind, Id)>, RootError> {
         let mut heads = Vec::new();
         for volume in root.volumes.values() {
@@ -306,7 +306,7 @@ impl Marker {
         }
         self.unproven = unproven;
         for recovery_base in root.recovery_bases() {
-            heads.extend(self.heads_of_ground(recovery_base).await?);
+            heads.extend(self.heads_of_recovery_base(recovery_base).await?);
         }
         Ok(heads)
     }
@@ -325,7 +325,7 @@ impl Marker {
     }
 
     /// Returns the commits that a spool may follow, with their trees.
-    async fn heads_of_ground(
+    async fn heads_of_recovery_base(
         &self,
         recovery_base: &RecoveryBase,
     ) -> Result<Vec<(Kind, Id)>, RootError> {

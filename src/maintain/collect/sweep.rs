@@ -54,7 +54,7 @@ pub struct Holding {
 }
 
 impl Holding {
-    fn of_ground(recovery_base: &RecoveryBase) -> Self {
+    fn of_recovery_base(recovery_base: &RecoveryBase) -> Self {
         Self {
             session: recovery_base.session,
             holder: HolderInfo {
@@ -101,7 +101,7 @@ pub async fn free_epochs(
     }
     for recovery_base in root.recovery_bases() {
         if recovery_base.base() < newest {
-            holding.push(Holding::of_ground(recovery_base));
+            holding.push(Holding::of_recovery_base(recovery_base));
         }
         least = least.min(recovery_base.base());
     }

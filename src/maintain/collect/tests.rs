@@ -57,7 +57,7 @@ fn each_blob_is_needed_once_where_it_lies() {
     for nowhere in [(0, 3), (1, 2), (2, 0)] {
         assert!(!marks.need(name(1), nowhere.0, nowhere.1), "{nowhere:?}");
     }
-    assert!(!marks.need(name(3), 0, 0), "nobody knows the pack");
+    assert!(!marks.need(name(3), 0, 0), "no mark knows the pack");
     for (frame, slot) in [(0, 69), (1, 0), (1, 69)] {
         assert!(marks.need(name(2), frame, slot));
     }
@@ -149,7 +149,7 @@ fn packs_are_judged_by_what_is_needed_of_them() {
 }
 
 #[test]
-fn damage_leaves_with_what_is_not_needed_beside_it() {
+fn damage_leaves_with_what_is_not_needed_next_to_it() {
     let mut marks = marked();
     for sequence in [3, 14, 15, 99] {
         marks.note_damage(&name(sequence));

@@ -97,7 +97,7 @@ impl Healer<'_> {
             let Ok(record) = CommitRecord::decode(&bytes) else {
                 continue;
             };
-            let is_before = !record.is_beside() && record.sequence < volume.sequence;
+            let is_before = !record.is_snapshot_only() && record.sequence < volume.sequence;
             if is_before && parent.is_none_or(|(sequence, _)| sequence < record.sequence) {
                 parent = Some((record.sequence, entry.commit));
             }

@@ -95,7 +95,7 @@ async fn commit_often(
             tree(round)
         };
         let made = writer.committer.commit(request).await;
-        let made = made.expect("nobody takes the volume");
+        let made = made.expect("no other session takes the volume");
         assert_eq!(made.sequence, round);
     }
     assert!(writer.uploads.uncommitted.lock().is_empty());

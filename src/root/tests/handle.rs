@@ -128,7 +128,9 @@ async fn a_late_change_is_void_once_another_root_stands() {
         async move { register(&mine, 5).await }
     });
     tokio::time::sleep(Duration::from_secs(1)).await;
-    register(&other, 6).await.expect("nobody is in the way");
+    register(&other, 6)
+        .await
+        .expect("no other writer is in the way");
     // The attempt gets no answer and is superseded, and the change is made anew on the newer root.
     assert_eq!(
         changing.await.expect("no panic").expect("made").generation,
@@ -149,7 +151,9 @@ async fn a_change_that_others_built_upon_is_recognised() {
         async move { register(&mine, 5).await }
     });
     tokio::time::sleep(Duration::from_secs(1)).await;
-    register(&other, 6).await.expect("nobody is in the way");
+    register(&other, 6)
+        .await
+        .expect("no other writer is in the way");
     assert_eq!(
         changing.await.expect("no panic").expect("made").generation,
         2

@@ -73,7 +73,7 @@ async fn journals(store: &Arc<dyn Store>) -> Vec<String> {
 
 /// Returns the first and last operation of each entry that a new holder finds.
 async fn found(store: &Arc<dyn Store>, seed: u64) -> Vec<Vec<(u64, u64)>> {
-    let new_holder = enter(store, seed, "taker").await.expect("taken");
+    let new_holder = enter(store, seed, "new holder").await.expect("taken");
     let ranges = |entries: &[JournalEntry]| {
         let ranges = entries.iter().map(|entry| (entry.first, entry.last));
         ranges.collect()
@@ -186,9 +186,13 @@ async fn what_lies_behind_a_gap_is_set_aside() {
         ..entry(4)
     };
     put(&store, &like, 4, &behind).await;
-    let refused = enter(&store, 2, "taker").await.expect_err("3 is missing");
+    let refused = enter(&store, 2, "new holder")
+        .await
+        .expect_err("3 is missing");
     assert_eq!(refused.kind(), ErrorKind::Damaged, "{refused}");
-    let new_holder = enter_as(&store, 3, "taker", true).await.expect("accepted");
+    let new_holder = enter_as(&store, 3, "new holder", true)
+        .await
+        .expect("accepted");
     let [ended_session] = new_holder.ended_sessions() else {
         panic!("one was there");
     };
@@ -261,10 +265,12 @@ async fn a_journal_that_cannot_be_read_is_not_passed_over() {
             };
             put(&store, &key, 1, &empty).await;
         }
-        let error = enter(&store, 2, "taker").await.expect_err("acknowledged");
+        let error = enter(&store, 2, "new holder")
+            .await
+            .expect_err("acknowledged");
         assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
         let root = &process(store.clone(), 3).await.current().root;
-        assert_eq!(root.sessions.len(), 1, "the taker has left");
+        assert_eq!(root.sessions.len(), 1, "the new holder has left");
         assert_eq!(root.sessions[&id].state, SessionState::Ending);
     }
 }
@@ -501,10 +507,13 @@ async fn an_entry_that_arrives_after_the_takeover_stays_in_the_spool() {
     let session = enter(&store, 1, "a").await.expect("free");
     let (writer, disk) = keeping(&store, &session).await;
     keep(&writer, entry(1)).await.expect("kept");
-    assert!(found(&store, 2).await.is_empty(), "the taker finds nothing");
+    assert!(
+        found(&store, 2).await.is_empty(),
+        "the new holder finds nothing"
+    );
     let error = writer.land(writer.settled()).await.expect_err("too late");
     assert_eq!(error.kind(), ErrorKind::Fenced);
-    assert_eq!(journals(&store).await.len(), 1, "where nobody looks");
+    assert_eq!(journals(&store).await.len(), 1, "where no search looks");
     assert!(writer.is_behind());
     disk.kill();
     let disk: Arc<dyn Disk> = Arc::new(disk.clone());
@@ -574,7 +583,7 @@ async fn a_covered_journal_need_not_be_readable() {
     store.delete(&damaged).await.expect("deleted");
     let noise = Bytes::from_static(b"noise");
     store.put_new(&damaged, vec![noise]).await.expect("put");
-    let new_holder = enter(&store, 2, "taker").await.expect("taken");
+    let new_holder = enter(&store, 2, "new holder").await.expect("taken");
     let [ended_session] = new_holder.ended_sessions() else {
         panic!("one was there");
     };

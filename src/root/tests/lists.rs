@@ -89,7 +89,8 @@ async fn recovered(place: &ListBucket, name: &str, clock: i64) -> SnapshotEntry 
     let session = session.expect("room");
     let (handle, lists) = (place.handle.clone(), place.lists.clone());
     let uploads = Fake::new(&Arc::default(), &handle, session.id());
-    let committer = RootCommitter::beside(handle, lists, session.id(), "main", uploads, None);
+    let committer =
+        RootCommitter::snapshot_only(handle, lists, session.id(), "main", uploads, None);
     let request = NewSnapshot {
         name: Some(name.to_owned()),
         clock: time(clock),

@@ -135,7 +135,7 @@ async fn an_unsealed_repository_refuses_passwords() {
             open(&store, Some("secret")).await,
             Err(RootError::NotEncrypted)
         ),
-        "somebody may have swapped it"
+        "an attacker may have swapped it"
     );
 }
 
@@ -281,8 +281,8 @@ async fn swapped_parts_are_told() {
 
     // A foreign slot next to the right one is harmless.
     let (_, foreign) = slot_of(&other).await;
-    let beside = store.put_new("keys/0000000000000000", vec![foreign]).await;
-    beside.expect("new");
+    let added = store.put_new("keys/0000000000000000", vec![foreign]).await;
+    added.expect("new");
     open(&store, Some("secret")).await.expect("there");
 }
 
@@ -558,7 +558,7 @@ async fn two_changes_of_the_rule_at_once_leave_one_that_stands() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_of_the_rule_beside_a_mount_without_the_chain_is_told() {
+async fn a_change_of_the_rule_during_a_mount_without_the_chain_is_told() {
     let store = empty().await;
     let made = create(&*store, &*Seeded::new(1), &new(None)).await;
     made.expect("empty");

@@ -133,7 +133,7 @@ async fn a_session_that_never_beat_is_dead_like_any_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_judged_while_the_store_is_silent() {
+async fn no_holder_is_judged_while_the_store_is_silent() {
     let store = Faulty::new(memory().await);
     let bucket: Arc<dyn Store> = store.inner.clone();
     let session = enter(&bucket, 1, holder("a"), false, &SystemProcesses)
@@ -162,7 +162,7 @@ async fn nobody_is_judged_while_the_store_is_silent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_of_both_kills_nobody() {
+async fn an_outage_of_both_ends_no_session() {
     let store = Faulty::new(memory().await);
     let bucket: Arc<dyn Store> = store.clone();
     let session = enter(&bucket, 1, holder("a"), false, &SystemProcesses)
@@ -258,7 +258,7 @@ async fn on_one_machine_the_process_decides_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stealing_asks_nobody_and_the_victim_learns_of_it() {
+async fn stealing_needs_no_consent_and_the_former_holder_learns_of_it() {
     let store = memory().await;
     let ended_session = enter(&store, 1, holder("a"), false, &SystemProcesses)
         .await
@@ -326,7 +326,7 @@ impl crate::root::handle::Transition for LeaveNow {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_takers_one_wins() {
+async fn of_two_new_holders_one_wins() {
     let store = memory().await;
     crashed(&store, holder("a")).await;
     let new_holders: Vec<_> = (2..6u64)

@@ -251,7 +251,7 @@ proptest! {
                             session.state == SessionState::Ending && session.spool.is_some();
                         prop_assert!(
                             next.recovery_base_of(*id).is_some() == leaves,
-                            "{} left no ground",
+                            "{} left no recovery base",
                             id
                         );
                         gone.insert(*id, true);

@@ -210,7 +210,7 @@ class Running:
             self.threads[-1].start()
 
     def collect(self, moment):
-        """A collection under faults may fail, and costs nobody anything."""
+        """A collection under faults may fail, and no mount loses anything by it."""
         time.sleep(max(0, moment - time.monotonic()))
         try:
             code, said = self.round.machines["c"].run(

@@ -181,7 +181,7 @@ def draw(seed):
         life["next_is_killed_after"] = (
             round(generator.uniform(0.05, 1.5), 2) if generator.random() < 0.15 else None
         )
-        # A third machine collects, beside all this.
+        # A third machine collects, at the same time.
         life["collects_at"] = (
             round(generator.uniform(0, life["seconds"]), 2) if generator.random() < 0.15 else None
         )

@@ -27,18 +27,19 @@ pub(super) struct Database {
 impl Database {
     /// Starts a server with four tables of `rows` rows below `root`.
     pub(super) fn start(root: &Path, rows: u32) -> Outcome<Self> {
-        let (data, beside) = (root.join("data"), root.join("run"));
+        let (data, runtime) = (root.join("data"), root.join("run"));
         fs::create_dir_all(&data)?;
-        fs::create_dir_all(&beside)?;
+        fs::create_dir_all(&runtime)?;
         for directory in root.ancestors().take(2) {
             shell(&format!("chmod a+rx {}", text(directory)))?;
         }
-        shell(&format!("chown mysql: {} {}", text(&data), text(&beside)))?;
+        shell(&format!("chown mysql: {} {}", text(&data), text(&runtime)))?;
         let data_text = text(&data);
         shell(&format!(
-            "mariadb-install-db --no-defaults --user=mysql --datadir={data_text} --auth-root-authentication-method=normal --skip-test-db"
+            "mariadb-install-db --no-defaults --user=mysql --datadir={data_text} \
+             --auth-root-authentication-method=normal --skip-test-db"
         ))?;
-        let socket = beside.join("socket");
+        let socket = runtime.join("socket");
         let child = Command::new("mariadbd")
             .args([
                 "--no-defaults",
@@ -61,8 +62,8 @@ impl Database {
             ])
             .arg(format!("--datadir={data_text}"))
             .arg(format!("--socket={}", text(&socket)))
-            .arg(format!("--pid-file={}/pid", text(&beside)))
-            .arg(format!("--log-error={}/log", text(&beside)))
+            .arg(format!("--pid-file={}/pid", text(&runtime)))
+            .arg(format!("--log-error={}/log", text(&runtime)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -106,8 +107,9 @@ impl Database {
         let seed = 7 + round;
         let (socket, rows) = (text(&self.socket), self.rows);
         shell(&format!(
-            "sysbench {script} --db-driver=mysql --mysql-socket={socket} --mysql-user=root --mysql-db=sbtest --tables={TABLES} \
-             --table-size={rows} --threads=2 --time=0 --rand-type=uniform --rand-seed={seed} {command}"
+            "sysbench {script} --db-driver=mysql --mysql-socket={socket} --mysql-user=root \
+             --mysql-db=sbtest --tables={TABLES} --table-size={rows} --threads=2 --time=0 \
+             --rand-type=uniform --rand-seed={seed} {command}"
         ))
         .map(drop)
     }
@@ -142,18 +144,19 @@ impl Database {
 
     /// Returns the shell line that writes a full backup to its standard output.
     pub(super) fn stream(&self) -> String {
-        let beside = self.socket.with_file_name("stream");
+        let stream = self.socket.with_file_name("stream");
         format!(
             "{} --stream=xbstream --target-dir={}",
             self.mariabackup(),
-            text(&beside)
+            text(&stream)
         )
     }
 
     fn mariabackup(&self) -> String {
         let (socket, data) = (text(&self.socket), text(&self.data));
         format!(
-            "mariabackup --no-defaults --backup --user=root --socket={socket} --datadir={data} --parallel=2 2>/dev/null"
+            "mariabackup --no-defaults --backup --user=root --socket={socket} --datadir={data} \
+             --parallel=2 2>/dev/null"
         )
     }
 

@@ -67,10 +67,10 @@ async fn store_until_held_back(world: &mut World, blob: impl Fn(usize) -> Bytes)
             None => break storing,
         }
         taken += 1;
-        assert!(taken * BLOB_LEN < 16 * MIB, "nobody waits");
+        assert!(taken * BLOB_LEN < 16 * MIB, "no writer waits");
     };
     assert!(taken * BLOB_LEN >= 4 * MIB, "after {taken}");
-    release.send(()).expect("somebody receives");
+    release.send(()).expect("the receiver waits");
     (&mut waiting).await.expect("stores");
     drop(waiting);
     busy.await.expect("ends").expect("runs").expect("received");

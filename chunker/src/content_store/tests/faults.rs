@@ -146,7 +146,7 @@ async fn expired_credentials_drop_nothing() {
         });
     let file = noise(39, MIB);
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
-    let stalled = ingest.seal(&[]).await.expect_err("nobody may write");
+    let stalled = ingest.seal(&[]).await.expect_err("writes are denied");
     assert!(
         stalled.to_string().contains("as told"),
         "{stalled} says why"
@@ -457,9 +457,9 @@ async fn a_missing_pack_says_so() {
         .load_index(&world.index, &HashSet::new())
         .await;
     assert!(error.expect_err("is gone").wants_newer_root());
-    let nobody = world
+    let unknown = world
         .content_store()
         .read_blob(Kind::Node, Id([7; 32]))
         .await;
-    assert!(matches!(nobody, Err(ContentError::Unknown { .. })));
+    assert!(matches!(unknown, Err(ContentError::Unknown { .. })));
 }

@@ -360,13 +360,17 @@ impl Directory {
                 StoreErrorKind::Unreachable,
                 operation,
                 key,
-                format!("another process holds the lock {LOCKS}/{number:02x} of the repository and does not let go"),
+                format!(
+                    "another process holds the lock {LOCKS}/{number:02x} of the repository and \
+                     does not let go"
+                ),
             ),
             LockError::Unsupported => StoreError::new(
                 StoreErrorKind::Invalid,
                 operation,
                 key,
-                "the filesystem of the repository has no working flock(2), without which it cannot be a bucket",
+                "the filesystem of the repository has no working flock(2), without which it \
+                 cannot be a bucket",
             ),
         })
     }
@@ -417,7 +421,7 @@ fn conflict(key: &str, exists: bool) -> StoreError {
 /// another one.
 #[expect(
     clippy::disallowed_methods,
-    reason = "names of temporary files are seen by nobody, and must differ between machines"
+    reason = "names of temporary files must differ between machines, and no output depends on them"
 )]
 fn fresh_name() -> String {
     format!("{:032x}", rand::random::<u128>())

@@ -98,7 +98,9 @@ impl AddressRecord {
             read => read.map(|text| Acquaintance::parse(&text)),
         });
         read.await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot read which repository was here; another one in its place would go unnoticed");
+            tracing::warn!(%error,
+                "cannot read which repository was here; another one in its place would go \
+                 unnoticed");
             None
         })
     }
@@ -111,7 +113,9 @@ impl AddressRecord {
         let Self { file, address } = self.clone();
         let written = blocking(move || write(&file, &address, found)).await;
         if let Err(error) = written {
-            tracing::warn!(%error, "cannot remember which repository is here; another one in its place would go unnoticed");
+            tracing::warn!(%error,
+                "cannot remember which repository is here; another one in its place would go \
+                 unnoticed");
         }
     }
 }

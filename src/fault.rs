@@ -35,22 +35,22 @@ pub enum Fault {
     #[error("a name that no file can have")]
     Name,
     /// The name is stored under a hash other than its own. The directory may then hold it twice.
-    #[error("the name is not where its directory keeps it")]
+    #[error("the name is not at its place in the directory")]
     Place,
     /// The number is not one that an inode with a name can have.
-    #[error("inode {inode} is none that a file can have")]
+    #[error("inode {inode} has a number that no file can have")]
     Inode {
         /// The inode number.
         inode: u64,
     },
     /// The name leads to an inode that does not exist.
-    #[error("the name leads to inode {inode}, which is not there")]
+    #[error("the name refers to inode {inode}, which does not exist")]
     Dangling {
         /// The inode number.
         inode: u64,
     },
     /// The walk has entered this directory before.
-    #[error("inode {inode} is a directory with more than one name, or one that lies in itself")]
+    #[error("inode {inode} is a directory with more than one name, or one that contains itself")]
     Again {
         /// The directory's inode number.
         inode: u64,
@@ -59,7 +59,7 @@ pub enum Fault {
     #[error("the path is longer than {PATH_BYTES_MAX} bytes")]
     Deep,
     /// The file is larger than any file can be.
-    #[error("inode {inode} has {size} bytes, more than any file can have")]
+    #[error("inode {inode} has {size} bytes, more than the maximum size of a file")]
     Size {
         /// The file's inode number.
         inode: u64,
@@ -67,26 +67,26 @@ pub enum Fault {
         size: u64,
     },
     /// The content reaches beyond the largest offset.
-    #[error("inode {inode} has contents beyond what any file can have")]
+    #[error("inode {inode} has contents beyond the maximum size of a file")]
     Extent {
         /// The file's inode number.
         inode: u64,
     },
     /// The mode has no known file type.
-    #[error("inode {inode} is of no type that a file can have")]
+    #[error("inode {inode} has an unknown file type")]
     Type {
         /// The inode number.
         inode: u64,
     },
     /// The extended attributes are too many, or too large together, or have a name that no file
     /// can give them.
-    #[error("inode {inode} has what cannot be extended attributes of a file")]
+    #[error("inode {inode} has extended attributes that no file can have")]
     Xattrs {
         /// The inode number.
         inode: u64,
     },
     /// The target of a symbolic link is empty or has a zero byte.
-    #[error("inode {inode} is a link with a target that no link can have")]
+    #[error("inode {inode} is a symbolic link with a target that no link can have")]
     Target {
         /// The link's inode number.
         inode: u64,

@@ -61,8 +61,9 @@ impl Minio {
     fn create_bucket(&self) -> Outcome<()> {
         let url = format!("{}/{BUCKET}", endpoint(self.address));
         let line = format!(
-            "code=$(curl -s -m 10 -o /dev/null -w '%{{http_code}}' -X PUT -H \"x-amz-content-sha256: $(printf '' | sha256sum | cut -d' ' -f1)\" \
-             --aws-sigv4 aws:amz:us-east-1:s3 --user {}:{} {url}); [ $code = 200 ] || [ $code = 409 ]",
+            "code=$(curl -s -m 10 -o /dev/null -w '%{{http_code}}' -X PUT -H \
+             \"x-amz-content-sha256: $(printf '' | sha256sum | cut -d' ' -f1)\" --aws-sigv4 \
+             aws:amz:us-east-1:s3 --user {}:{} {url}); [ $code = 200 ] || [ $code = 409 ]",
             USER.0, USER.1
         );
         measure::shell(&line).map(drop)

@@ -22,13 +22,13 @@ const ZSTD: u8 = 1;
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum CodecError {
     /// The bytes are shorter than the head.
-    #[error("cut short")]
+    #[error("truncated")]
     Short,
     /// The codec number is not one that this program knows.
     #[error("unknown codec {0}")]
     UnknownCodec(u8),
     /// The head states a longer content than the caller allows.
-    #[error("states {stated} bytes, where at most {bound} may be")]
+    #[error("states a length of {stated} bytes, more than the maximum of {bound}")]
     TooLong {
         /// The raw length that the head states, in bytes.
         stated: u32,
@@ -36,7 +36,7 @@ pub enum CodecError {
         bound: u32,
     },
     /// The coded bytes do not decode to the stated length.
-    #[error("does not decode")]
+    #[error("cannot be decoded")]
     Damaged,
 }
 

@@ -70,7 +70,7 @@ pub enum ContentError {
     },
     /// The writing session lost data that it had accepted, and refuses all further calls. Only a
     /// new session helps.
-    #[error("this session cannot store any more: {0}")]
+    #[error("this session can no longer store anything: {0}")]
     Failed(Arc<ContentError>),
     /// The caller asked for something impossible (a range outside a blob, a blob that is too
     /// large).

@@ -13,12 +13,14 @@ use thiserror::Error;
 pub enum MountError {
     /// /dev/fuse cannot be opened.
     #[error(
-        "/dev/fuse cannot be opened: {0}; load the kernel's module with `modprobe fuse`, or pass the device into the container"
+        "cannot open /dev/fuse: {0}; load the kernel module with `modprobe fuse`, or pass the \
+         device into the container"
     )]
     NoDevice(#[source] io::Error),
     /// The kernel does not permit this process to mount.
     #[error(
-        "not permitted to mount at {0}: it takes CAP_SYS_ADMIN, or fusermount3 and a mount point of one's own"
+        "not permitted to mount at {0}: use CAP_SYS_ADMIN, or fusermount3 and a mount point that \
+         you own"
     )]
     NotPermitted(PathBuf),
     /// The mount point does not exist.
@@ -42,7 +44,9 @@ pub enum MountError {
     #[error("{0} is busy: a process has a file or its working directory there")]
     Busy(PathBuf),
     /// Another mount lies over it or within it, and would be unmounted too.
-    #[error("{0} stays mounted: something else is mounted over it or within it")]
+    #[error(
+        "{0} stays mounted: another filesystem is mounted over it or below it; unmount that first"
+    )]
     Covered(PathBuf),
     /// It is not mounted, or no longer.
     #[error("{0} is not mounted")]
@@ -54,7 +58,7 @@ pub enum MountError {
     #[error("{0}")]
     Helper(String),
     /// The INIT exchange with the kernel failed, or the filesystem refused to start.
-    #[error("starting the filesystem: {0}")]
+    #[error("cannot start the filesystem: {0}")]
     Start(#[source] io::Error),
     /// Any other error of the system.
     #[error("{doing}: {source}")]

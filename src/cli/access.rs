@@ -171,9 +171,9 @@ impl Access {
         recognized.map_err(|error| explain(error, &self.url))
     }
 
-    /// Prepares for a command that reads everything once. Data from a bucket on a local disk is then
-    /// not written to the cache, and is fetched exactly: a request to a local disk costs less than
-    /// decoding what may be needed next.
+    /// Prepares for a command that reads everything once. Data from a bucket on a local disk is
+    /// then not written to the cache, and is fetched exactly: a request to a local disk costs less
+    /// than decoding what may be needed next.
     pub fn read_once(&mut self) {
         self.content_store.saves_requests = self.url.local_path().is_none();
     }
@@ -256,12 +256,15 @@ fn check_cache_room(cache_dir: Option<&Path>) -> Result<(), Failure> {
     match free_bytes(directory) {
         Some(free) if free < CACHE_ROOM_BYTES => {
             let message = format!(
-                "not enough room in the cache directory {}: {} free, {} needed",
+                "the cache directory {} has too little room: {} free, {} needed",
                 directory.display(),
                 bytes(free),
                 bytes(CACHE_ROOM_BYTES)
             );
-            Err(Failure::new(message).hint("Make room, or give another one with cache_dir=."))
+            Err(Failure::new(message).hint(
+                "Free some room, or give another directory with --cache-dir (-o cache_dir= of a \
+                 mount).",
+            ))
         }
         _ => Ok(()),
     }
@@ -440,7 +443,7 @@ pub fn split_path(what: &OsStr) -> Result<(&str, &[u8]), Failure> {
     match std::str::from_utf8(name) {
         Ok(name) => Ok((name, path)),
         Err(_) => {
-            let message = format!("{} is no name of a snapshot", name.escape_ascii());
+            let message = format!("{} is not a valid snapshot name", name.escape_ascii());
             Err(Failure::usage(message))
         }
     }

@@ -31,20 +31,22 @@ const SHOWN_PROBLEMS: usize = 100;
 /// Names shown with each.
 const SHOWN_NAMES: usize = 10;
 
-/// Check that everything in a repository is there and is what it was
+/// Check that a repository is complete and undamaged
 ///
-/// Reads the bucket itself, never a cache, and writes nothing without --repair. Without
-/// --read-data: every reference from the root to packs, all metadata, and of data packs header and
-/// footer. Works while the repository is mounted. Ends with 13 if anything is damaged.
+/// Reads the bucket itself, never a cache, and writes nothing without --repair. Without --read-data
+/// it checks every reference from the root to packs, all metadata, and the header and footer of
+/// each data pack. It works while the repository is mounted. The exit code is 13 if anything is
+/// damaged.
 ///
-/// --repair --from brings back what another repository has: one that bkfs copy filled from this
-/// one, or the one that this is a copy of. What is read there is taken only if it is, to the bit,
-/// what is missing here. Nothing is written there. Its password comes from --from-password-file and
-/// its kin, BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD or the configuration.
+/// --repair --from restores damaged or missing data from another repository: one that bkfs copy
+/// filled from this one, or the one that this is a copy of. Data from there is used only if it is
+/// identical to what is missing here. Nothing is written to the other repository. Its password
+/// comes from --from-password-file, --from-password-command, BKFS_FROM_PASSWORD_FILE,
+/// BKFS_FROM_PASSWORD or the configuration.
 ///
-/// Where bkfs gc refuses because something cannot be read, and nothing brings it back: bkfs forget
-/// the snapshots that need it, then --repair --give-up-forgotten. Without that option no forgotten
-/// snapshot is given up, since what is missing may be there again later.
+/// If bkfs gc refuses because it cannot read something that nothing can restore: forget the
+/// snapshots that need it (bkfs forget), then run bkfs check --repair --give-up-forgotten. Without
+/// that option the check gives up no forgotten snapshot, because missing data may come back later.
 #[derive(Debug, clap::Args)]
 pub struct Check {
     /// The repository, or a mount of one
@@ -53,19 +55,19 @@ pub struct Check {
     /// packs
     #[arg(long, value_name = "N%", num_args = 0..=1, require_equals = true, default_missing_value = "100%", value_parser = percent)]
     read_data: Option<f64>,
-    /// Choose the packs of --read-data=N% as the check did that printed this number
+    /// Choose the same packs for --read-data=N% as the check that printed this number
     #[arg(long, value_name = "N", requires = "read_data")]
     seed: Option<u64>,
-    /// Mend what can be mended: lost index objects, a lost root, lost lists of snapshots; put
-    /// damage in quarantine, so that the next write of the same data stores it again
+    /// Repair lost index objects, a lost root and lost lists of snapshots; put damage in
+    /// quarantine, so that the next write of the same data stores it again
     #[arg(long)]
     repair: bool,
-    /// Bring back what is damaged or missing from this repository, as far as it has it; with
-    /// --read-data, damage to file contents is looked for too
+    /// Restore what is damaged or missing from this repository, as far as it has it; with
+    /// --read-data, damaged file contents too
     #[arg(long, value_name = "URL", requires = "repair")]
     from: Option<String>,
-    /// Give up, for good, forgotten snapshots of which something cannot be read that collections
-    /// need and that nothing kept needs; they are named
+    /// Give up for good the forgotten snapshots that need unreadable data, if nothing kept needs
+    /// that data and collections do; prints their names
     #[arg(long, requires = "repair", conflicts_with = "from")]
     give_up_forgotten: bool,
     #[command(flatten)]
@@ -79,7 +81,7 @@ fn percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text);
     match number.parse::<f64>() {
         Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent),
-        _ => Err("a percentage above 0, at most 100%".to_owned()),
+        _ => Err("expected a percentage above 0, at most 100%".to_owned()),
     }
 }
 
@@ -118,12 +120,16 @@ pub fn run(command: Check, global: &Global, output: &Output) -> Result<(), Failu
         let mut options = options(&bare);
         let of = |from: &Repository| from.handle.current().root.repository;
         if from.as_ref().map(of) == Some(bare.keyring.repository()) {
-            return Err(Failure::usage("both are the same repository"));
+            return Err(Failure::usage(
+                "the source and the target are the same repository",
+            ));
         }
         options.gives_up = command.give_up_forgotten;
         options.data = command.sample(&options);
         if let Some(seed) = options.data.seed() {
-            output.remark(format_args!("the sample's seed is {seed}"));
+            output.remark(format_args!(
+                "the seed of the sample is {seed}; --seed {seed} repeats it"
+            ));
         }
         let bar = follow(output, options.progress.clone());
         let report = match command.repair {
@@ -200,12 +206,12 @@ async fn mend(
 
 fn brought_back(healed: &Healed) -> String {
     let mut text = format!(
-        "{} damaged or missing blobs brought back ({})",
+        "restored {} damaged or missing blobs ({})",
         healed.blobs,
         bytes(healed.bytes)
     );
     if healed.records > 0 {
-        text += &format!(", {} commit records made anew", healed.records);
+        text += &format!(", wrote {} commit records again", healed.records);
     }
     text
 }
@@ -229,7 +235,7 @@ fn follow(output: &Output, progress: Arc<CheckProgress>) -> Bar {
         total_bytes: Some(progress.total_bytes.load(Ordering::Relaxed)).filter(|total| *total > 0),
         message: match progress.healed_blobs.load(Ordering::Relaxed) {
             0 => String::new(),
-            blobs => format!("{blobs} blobs brought back"),
+            blobs => format!("{blobs} blobs restored"),
         },
     })
 }
@@ -298,7 +304,7 @@ fn summary(report: &Report, seconds: f64) -> String {
     let orphans = &report.orphans;
     if orphans.count() + orphans.in_progress > 0 {
         text += &format!(
-            "\n{} objects that nothing needs (no damage), {} of writers at work: {}",
+            "\n{} objects that nothing needs (no damage), {} of them of running writers: {}",
             orphans.count(),
             orphans.in_progress,
             bytes(orphans.bytes)
@@ -307,7 +313,7 @@ fn summary(report: &Report, seconds: f64) -> String {
     if !report.strays.is_empty() {
         text += &format!(
             "\n{} commits are in no root (no damage): a crash left them, or the store lost them \
-             behind an acknowledgement; README.md says how they come back",
+             after it had acknowledged them; README.md says how to bring them back",
             report.strays.len()
         );
         for stray in report.strays.iter().take(SHOWN_NAMES) {
@@ -316,7 +322,7 @@ fn summary(report: &Report, seconds: f64) -> String {
     }
     if !report.notes.is_empty() {
         text += &format!(
-            "\n{} things in trees are left out by commands (no damage):",
+            "\n{} entries of trees that commands leave out (no damage):",
             report.notes.len() as u64 + report.more_notes
         );
         for note in report.notes.iter().take(SHOWN_NAMES) {
@@ -324,7 +330,10 @@ fn summary(report: &Report, seconds: f64) -> String {
         }
     }
     if counts.healed > 0 {
-        text += &format!("\n{} damaged places were stored again since", counts.healed);
+        text += &format!(
+            "\n{} damaged places have been stored again since",
+            counts.healed
+        );
     }
     text
 }
@@ -409,13 +418,14 @@ fn conclude(report: &Report) -> Result<(), Failure> {
     .code(Code::Damaged))
     .map_err(|failure| match report.touches_nothing() {
         true => failure.hint(
-            "No snapshot and no volume is known to need what is damaged: bkfs gc frees it, if a \
-             repair has found it before. If bkfs gc refuses, forgotten snapshots need it: bkfs check \
-             --repair --give-up-forgotten gives them up.",
+            "No known snapshot or volume needs what is damaged: bkfs gc frees it after a bkfs \
+             check --repair. If bkfs gc refuses, forgotten snapshots need it: bkfs check --repair \
+             --give-up-forgotten gives them up.",
         ),
         false if is_needed => failure.hint(
-            "If nothing brings back what is damaged: bkfs forget the snapshots that need it, then \
-             bkfs check --repair --give-up-forgotten, so that bkfs gc goes on.",
+            "If you cannot bring back what is damaged: forget the snapshots that need it (bkfs \
+             forget), then run bkfs check --repair --give-up-forgotten, so that bkfs gc can go \
+             on.",
         ),
         false => failure,
     })

@@ -23,8 +23,8 @@ impl MountClient {
         let absolute = std::path::absolute(path)
             .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
         let no_mount = || {
-            Failure::new(format!("{} is no bkfs mount", path.display()))
-                .hint("findmnt -t fuse.bkfs lists those there are.")
+            Failure::new(format!("{} is not a bkfs mount", path.display()))
+                .hint("findmnt -t fuse.bkfs lists the bkfs mounts.")
         };
         let mount = bkfs_fuse::find_mount(&absolute)
             .ok()
@@ -82,7 +82,7 @@ impl MountClient {
         let written = file.write_at(text.as_bytes(), 0).map_err(failed)?;
         if written != text.len() {
             return Err(Failure::new(format!(
-                "{}: the request was cut short",
+                "{}: the request was sent only in part",
                 path.display()
             )));
         }
@@ -117,12 +117,12 @@ impl MountClient {
 fn unreachable(path: &Path, error: &std::io::Error) -> Failure {
     let failure = Failure::new(format!("{}: {error}", path.display()));
     match error.raw_os_error() {
-        Some(libc::ENOTCONN) => {
-            failure.hint("The daemon of this mount is gone: umount it and mount again.")
-        }
-        Some(libc::EACCES) => {
-            failure.hint("Only the user who mounted (and root, with allow_other) may do this.")
-        }
+        Some(libc::ENOTCONN) => failure
+            .hint("The daemon of this mount has ended: unmount it (bkfs umount) and mount again."),
+        Some(libc::EACCES) => failure.hint(
+            "Only the user who mounted it may do this, and root if it was mounted with \
+                 allow_other.",
+        ),
         _ => failure,
     }
 }

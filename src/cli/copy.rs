@@ -19,39 +19,39 @@ use crate::root::error::RootError;
 
 /// Copy snapshots of a volume to another repository
 ///
-/// Snapshots keep their names, times, hosts and tags; their contents are verified as they are read,
-/// and named and sealed under the other repository's keys. What the other repository has already is
-/// not sent again, and a copy that was interrupted goes on where it was; until then the target's
-/// volume shows the last snapshot that is whole. The target's volume belongs to the copy: it must
-/// be new, or have nothing but copied snapshots, unless --anew gives up what else it holds.
+/// Snapshots keep their names, times, hosts and tags. bkfs verifies their contents as it reads
+/// them, and encrypts them under the keys of the target. It does not send again what the target
+/// has, and an interrupted copy continues where it stopped. Until a snapshot is complete, the
+/// target's volume shows the last complete one. The target's volume belongs to the copy: it must be
+/// new, or have only copied snapshots, unless --anew gives up what else it holds.
 ///
-/// --password-file and its kin are the target's (TO). Those of the source come from
-/// --from-password-file, --from-password-command, BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD or
-/// the configuration.
+/// --password-file and --password-command are for the target (TO). The password of the source comes
+/// from --from-password-file, --from-password-command, BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD
+/// or the configuration.
 #[derive(Debug, clap::Args)]
 pub struct Copy {
     /// The repository to copy from
     from: String,
     /// The repository to copy to; create it with bkfs init
     to: String,
-    /// Copy this snapshot only; may be repeated (default: all of the volume)
+    /// Copy only this snapshot; may be repeated (default: all of the volume)
     #[arg(long = "snapshot", value_name = "NAME")]
     snapshots: Vec<String>,
     /// Copy every volume
     #[arg(long, conflicts_with = "snapshots")]
     all: bool,
-    /// Make what was sent safe from being sent again at least after so many bytes
+    /// Commit after at most this many bytes, so that an interrupted copy does not send them again
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = commit_size)]
     commit_every: u64,
     /// Take the target's volume over from its holder
     #[arg(long)]
     steal: bool,
-    /// Go on without what was acknowledged to the holder of the target's volume and is missing from
-    /// its bucket; what follows it is set aside below damaged/
+    /// Continue without acknowledged changes of the target's volume whose journals are missing from
+    /// its bucket; journals after the gap are moved to damaged/
     #[arg(long)]
     accept_loss: bool,
-    /// Give up what the target's volume holds beyond its snapshots, and go on from the last one
-    /// that was copied
+    /// Give up what the target's volume holds beyond its snapshots, and continue from the last
+    /// copied snapshot
     #[arg(long)]
     anew: bool,
     #[command(flatten)]
@@ -166,7 +166,7 @@ fn show(outcomes: &[Outcome], output: &Output) -> Result<(), Failure> {
 fn summary(outcomes: &[Outcome], uploaded: u64, seconds: f64, output: &Output) {
     let copied = outcomes.iter().filter(|outcome| outcome.is_new).count();
     output.remark(format_args!(
-        "{copied} snapshots copied, {} were there, {} sent in {seconds:.1} s",
+        "copied {copied} snapshots, {} were already there, {} sent in {seconds:.1} s",
         outcomes.len() - copied,
         bytes(uploaded),
     ));
@@ -181,18 +181,26 @@ fn failure(error: ReplicateError) -> Failure {
         ReplicateError::Root(error) => {
             let mut failure = Failure::from(error);
             if failure.code == Code::Held {
-                failure.hint = Some("Unmount it, or give --steal to take the target's volume over (its holder's unsent writes then fail).".into());
+                failure.hint = Some(
+                    "Unmount it, or give --steal to take the target's volume over (unsent writes \
+                     of its holder then fail)."
+                        .into(),
+                );
             }
             failure
         }
         ReplicateError::Volume(error) => error.into(),
         ReplicateError::Same => Failure::usage(text),
-        ReplicateError::Diverged { .. } => Failure::new(text)
-            .code(Code::Held)
-            .hint("A copy goes into a volume of its own. If the changes are not wanted, give --anew: the volume then starts anew from the last snapshot that was copied, and its snapshots stay. If they are, make a snapshot of them first (bkfs snapshot, in a mount of the target), or copy to another repository."),
-        ReplicateError::Unreplayed { .. } => Failure::new(text)
-            .code(Code::Held)
-            .hint("Mount the target's volume once and unmount it, so that they are committed; then look at them."),
+        ReplicateError::Diverged { .. } => Failure::new(text).code(Code::Held).hint(
+            "A copy needs a volume of its own. To drop the changes, give --anew: the volume \
+                 then starts again from the last snapshot that was copied, and its snapshots \
+                 stay. To keep them, make a snapshot of them first (bkfs snapshot, in a mount of \
+                 the target), or copy to another repository.",
+        ),
+        ReplicateError::Unreplayed { .. } => Failure::new(text).code(Code::Held).hint(
+            "Mount the target's volume once and unmount it, so that they are committed; then \
+                 check them.",
+        ),
         ReplicateError::Older { .. } => {
             Failure::new(text).hint("Copy older snapshots first, or all at once.")
         }

@@ -17,10 +17,10 @@ use crate::volume::mode;
 
 /// Show what differs between two snapshots
 ///
-/// One line for each path: + added, - removed, M other contents, U other mode, owner, time or
-/// extended attribute, T other type. Contents are not read: what is stored under the same ids is
-/// the same. Takes time by what differs, and where the contents of files changed also by the number
-/// of names, of which the directories are listed.
+/// Prints one line for each path: + added, - removed, M changed contents, U changed mode, owner,
+/// time or extended attribute, T changed type. bkfs compares ids and reads no contents. The time
+/// depends on the size of the difference; if contents of files changed, also on the number of
+/// names, because bkfs then lists the directories.
 #[derive(Debug, clap::Args)]
 pub struct Diff {
     /// The repository
@@ -28,10 +28,10 @@ pub struct Diff {
     /// The first snapshot, and a path in it
     #[arg(value_name = "A[:/PATH]")]
     left: OsString,
-    /// The second
+    /// The second snapshot, and a path in it
     #[arg(value_name = "B[:/PATH]")]
     right: OsString,
-    /// Print names as they are, each line ended by a zero byte
+    /// Print names unescaped, each line ended by a zero byte
     #[arg(short = '0', long)]
     null: bool,
 }
@@ -70,7 +70,8 @@ pub fn run(command: Diff, global: &Global, output: &Output) -> Result<(), Failur
         }
         let [added, removed, modified, metadata, other] = counts;
         output.remark(format_args!(
-            "{added} added, {removed} removed, {modified} changed, {metadata} with other attributes, {other} of another type"
+            "{added} added, {removed} removed, {modified} with changed contents, {metadata} with \
+             changed attributes, {other} with a changed type"
         ));
         left_out.conclude()
     })

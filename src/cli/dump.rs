@@ -25,8 +25,9 @@ const PIPE_CLOSED: i32 = 128 + libc::SIGPIPE;
 
 /// Write a file of a snapshot to standard output
 ///
-/// A file's bytes as they are, or a directory as a tar archive (--archive tar) with owners, times, links and extended attributes. What was damaged ends the output
-/// early, with exit code 13: everything that was written before is right.
+/// Writes the bytes of a file, or a directory as a tar archive (--archive tar) with owners, times,
+/// links and extended attributes. Damage ends the output early, with exit code 13; everything
+/// written before it is correct.
 ///
 ///   bkfs dump s3://bucket/prefix --volume streams latest:/db/main.sql | mariadb
 ///   bkfs dump s3://bucket/prefix monday:/etc --archive tar | tar -tv
@@ -35,17 +36,17 @@ const PIPE_CLOSED: i32 = 128 + libc::SIGPIPE;
 pub struct Dump {
     /// The repository
     url: String,
-    /// Snapshot and path: NAME:/path; also latest:/path, @TIME:/path
+    /// Snapshot and path: NAME:/path, latest:/path or @TIME:/path
     #[arg(value_name = "NAME[:/PATH]")]
     what: OsString,
-    /// Write this kind of archive; needed for directories
+    /// Write an archive of this kind; required for directories
     #[arg(long, value_name = "KIND")]
     archive: Option<Archive>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Archive {
-    /// With extended headers (POSIX.1-2001), which GNU tar and all others read
+    /// A tar archive with extended headers (POSIX.1-2001), which GNU tar and others read
     Tar,
 }
 
@@ -132,14 +133,14 @@ pub fn run(command: Dump, global: &Global, output: &Output) -> Result<(), Failur
                 return Err(Failure::usage(format!("{shown} is a directory")).hint(hint));
             }
             (Some(_), _) => {
-                let message = format!("{shown} is no directory: there is nothing to archive");
+                let message = format!("{shown} is not a directory: --archive takes directories");
                 return Err(Failure::usage(message));
             }
             (None, kind) if kind == mode::kind(libc::S_IFREG) => {
                 file(&view, inode, &shown, &mut out).await
             }
             (None, _) => {
-                return Err(Failure::usage(format!("{shown} is no regular file")));
+                return Err(Failure::usage(format!("{shown} is not a regular file")));
             }
         };
         let flushed = out.flush().await.map_err(DumpError::from);
@@ -153,7 +154,7 @@ fn conclude(dumped: Result<Dumped, DumpError>, output: &Output) -> Result<(), Fa
         Ok(Dumped { skipped: 0, .. }) => Ok(()),
         Ok(Dumped { skipped, .. }) => {
             output.remark(format_args!(
-                "{skipped} sockets are not in the archive: tar has none"
+                "left out {skipped} sockets: tar archives cannot hold them"
             ));
             Ok(())
         }
@@ -165,7 +166,7 @@ fn conclude(dumped: Result<Dumped, DumpError>, output: &Output) -> Result<(), Fa
         Err(error @ DumpError::Write(_)) => Err(Failure::new(error.to_string())),
         Err(error @ DumpError::Read { .. }) => {
             let is_damage = matches!(&error, DumpError::Read { source, .. } if source.is_damage());
-            let failure = Failure::new(format!("the output is not complete: {error}"));
+            let failure = Failure::new(format!("the output is incomplete: {error}"));
             Err(match is_damage {
                 true => failure.code(Code::Damaged),
                 false => failure,

@@ -24,8 +24,9 @@ use crate::walk::{self, Named, join, names};
 
 /// Find files in snapshots by name
 ///
-/// PATTERN is compared with names, or with whole paths (from /) if it has a slash: * any run without a slash, ** any run, ? one character, [a-z] one of these.
-/// Shows NAME:/path, as bkfs restore and bkfs dump take it.
+/// PATTERN is compared with names, or with whole paths (from /) if it has a slash. * matches any
+/// characters but a slash, ** any characters, ? one character, [a-z] one of these. Prints
+/// NAME:/path, as bkfs restore and bkfs dump take it.
 ///
 ///   bkfs find s3://bucket/prefix '*.ibd' --snapshot latest --size +1G
 ///   bkfs find s3://bucket/prefix '/etc/**' --newer 2026-11-01T00:00:00Z
@@ -34,27 +35,27 @@ use crate::walk::{self, Named, join, names};
 pub struct Find {
     /// The repository
     url: String,
-    /// What names or paths look like
+    /// The pattern for names or paths
     pattern: OsString,
-    /// Look into this snapshot only; may be repeated (default: all of the volume)
+    /// Search only this snapshot; may be repeated (default: all of the volume)
     #[arg(long = "snapshot", value_name = "NAME")]
     snapshots: Vec<String>,
-    /// Upper and lower case are the same
+    /// Ignore the difference between upper and lower case
     #[arg(short = 'i', long = "iname")]
     ignore_case: bool,
-    /// Only this kind
+    /// Find only files of this kind
     #[arg(long = "type", value_name = "KIND")]
     kind: Option<Kind>,
-    /// At least (+10M), at most (-10M) or exactly so many bytes
+    /// Find files of at least (+10M), at most (-10M) or exactly this many bytes
     #[arg(long, value_name = "[+-]SIZE", allow_hyphen_values = true, value_parser = sizes)]
     size: Option<Sizes>,
-    /// Contents changed after this time
+    /// Find files whose contents changed after this time
     #[arg(long, value_name = "TIME")]
     newer: Option<jiff::Timestamp>,
-    /// Contents changed before this time
+    /// Find files whose contents changed before this time
     #[arg(long, value_name = "TIME")]
     older: Option<jiff::Timestamp>,
-    /// Print names as they are, each ended by a zero byte
+    /// Print names unescaped, each ended by a zero byte
     #[arg(short = '0', long)]
     null: bool,
 }
@@ -144,7 +145,7 @@ pub fn run(command: Find, global: &Global, output: &Output) -> Result<(), Failur
             search.look_into(&view, &entry).await?;
         }
         if search.found == 0 {
-            output.remark("nothing was found");
+            output.remark("no file matches");
         }
         search.left_out.conclude()
     })

@@ -17,23 +17,23 @@ use crate::root::snapshots::SnapshotEntry;
 /// The verdict over one snapshot.
 type Verdict<'a> = crate::retain::Verdict<'a, SnapshotEntry>;
 
-/// Forget snapshots by policy, or take that back
+/// Forget snapshots by policy, or undo that
 ///
-/// A snapshot stays if any rule keeps it; each host's snapshots of the volume are counted apart,
-/// and the newest of each always stays. Days, weeks, months and years are UTC's. A snapshot whose
-/// time cannot be right (ahead of now, or the same as another's since a clock had jumped) is kept
-/// and not counted. What is forgotten lies in the trash and can be brought back with --undo, until
-/// bkfs gc empties it.
+/// A snapshot is kept if any rule keeps it. Snapshots of each host are counted apart, and the
+/// newest of each host is always kept. Days, weeks, months and years are in UTC. A snapshot whose
+/// time cannot be right (in the future, or the same as that of another one because a clock had
+/// jumped) is kept and not counted. Forgotten snapshots lie in the trash: --undo brings them back
+/// until bkfs gc empties it.
 #[derive(Debug, clap::Args)]
 pub struct Forget {
     /// The repository, or a mount of one
     url: String,
-    /// Forget these snapshots, whatever they are
+    /// Forget these snapshots, whatever the rules say
     #[arg(value_name = "NAME", conflicts_with = "undo")]
     names: Vec<String>,
     #[command(flatten)]
     keep: Keep,
-    /// Print what would stay and why, and change nothing
+    /// Print what would be kept and why, and change nothing
     #[arg(short = 'n', long, conflicts_with = "undo")]
     dry_run: bool,
     /// Bring a forgotten snapshot back
@@ -47,22 +47,22 @@ struct Keep {
     /// Keep the last N
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     keep_last: u32,
-    /// Keep the last one of each of the last N hours that have one
+    /// Keep the last one of each of the last N hours that have a snapshot
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     keep_hourly: u32,
-    /// Keep the last one of each of the last N days that have one
+    /// Keep the last one of each of the last N days that have a snapshot
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     keep_daily: u32,
-    /// Keep the last one of each of the last N weeks that have one
+    /// Keep the last one of each of the last N weeks that have a snapshot
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     keep_weekly: u32,
-    /// Keep the last one of each of the last N months that have one
+    /// Keep the last one of each of the last N months that have a snapshot
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     keep_monthly: u32,
-    /// Keep the last one of each of the last N years that have one
+    /// Keep the last one of each of the last N years that have a snapshot
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     keep_yearly: u32,
-    /// Keep all that are not older than this, seen from the newest: 12h, 30d, 8w, 6m, 2y
+    /// Keep all that are at most this much older than the newest one: 12h, 30d, 8w, 6m, 2y
     #[arg(long, value_name = "TIME")]
     keep_within: Option<Span>,
     /// Keep all with this tag (may be repeated)
@@ -95,7 +95,9 @@ pub fn run(command: Forget, global: &Global, output: &Output) -> Result<(), Fail
     let by_policy = command.undo.is_none() && command.names.is_empty();
     if by_policy && policy.is_empty() {
         return Err(Failure::usage(
-            "say what to keep: at least one of --keep-last, --keep-hourly, --keep-daily, --keep-weekly, --keep-monthly, --keep-yearly, --keep-within, --keep-tag",
+            "no rule says what to keep: give at least one of --keep-last, --keep-hourly, \
+             --keep-daily, --keep-weekly, --keep-monthly, --keep-yearly, --keep-within, \
+             --keep-tag",
         ));
     }
     block_on(async {
@@ -158,7 +160,10 @@ async fn change<T>(
     })
     .await;
     if let Err(error) = session.end().await {
-        tracing::warn!("the session of this command stays in the root: {error}");
+        tracing::warn!(
+            "could not remove the session of this command from the root: {error}; a later command \
+             on this machine removes it"
+        );
     }
     done
 }

@@ -24,42 +24,42 @@ use crate::root::error::RootError;
 
 /// Free what no snapshot needs, while mounts run
 ///
-/// What nothing needs is condemned first, and deleted once every mount of the repository has moved
-/// past that: a mount does within a minute, a dead one must be ended (bkfs session list). So of
-/// what a collection condemns, the next one may delete a part. Forgotten snapshots can be brought
-/// back until the undelete window has passed. Says what it will do and what that will cost before
-/// it begins; may be stopped at any moment, and may run several times at once.
+/// A collection condemns what nothing needs. It deletes condemned packs once every mount of the
+/// repository has moved past them: a mount does so within a minute, and a dead one must be ended
+/// (bkfs session list). So the next collection may delete a part of what this one condemns.
+/// Forgotten snapshots can be brought back until the undelete window has passed. The command prints
+/// its plan and the cost before it begins. You can stop it at any moment, and run several at once.
 ///
-/// Refuses to go on, with exit code 1, if more than half of what the repository held within the
-/// undelete window would be gone (64 MiB or less never is too much): what was needed when this
-/// machine collected last, and is needed no more, counts, over all collections of the window.
-/// --yes-delete says that this is meant. On the first collection of a machine, all that is to be
-/// freed counts. With an --undelete-window of 0s nothing is counted. Collect on one machine: what
-/// another one has stored elsewhere counts as gone.
+/// The command refuses with exit code 1 if it would free more than half of what the repository held
+/// within the undelete window, and more than 64 MiB. What counts is data that was needed when this
+/// machine collected last and is no longer needed, over all collections of the window. --yes-delete
+/// confirms that. On the first collection of a machine, all that is to be freed counts. With
+/// --undelete-window 0s nothing counts. Collect on one machine only: data that another one rewrote to
+/// other packs counts as freed.
 #[derive(Debug, clap::Args)]
 pub struct Gc {
     /// The repository, or a mount of one
     url: String,
-    /// Print what would be done and what it would cost, and change nothing
+    /// Print the plan and its cost, and change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
     /// How long forgotten snapshots can be brought back, from when this machine first saw them
-    /// forgotten: 12h, 7d, 8w; 0s frees them at once, however much that is
+    /// forgotten: 12h, 7d, 8w; 0s frees them at once, without a limit on the amount
     #[arg(long, value_name = "TIME", default_value = "7d")]
     undelete_window: Span,
-    /// Delete although more than half of what the repository held within the undelete window would
-    /// be gone
+    /// Delete even if that frees more than half of what the repository held within the undelete
+    /// window
     #[arg(long)]
     yes_delete: bool,
-    /// Write a data pack anew when less than this much of it is needed
+    /// Rewrite a data pack when less than this share of it is needed
     #[arg(long, value_name = "N%", default_value = "90%", value_parser = percent)]
     repack_below: f64,
-    /// Read at most so many MiB of data packs to write them anew, the emptiest first (default: no
+    /// Read at most this many MiB of data packs to rewrite them, the emptiest first (default: no
     /// limit)
     #[arg(long, value_name = "MIB")]
     repack_budget: Option<u64>,
-    /// Keep what is needed locked for so many days from now, whatever the repository's own
-    /// --lock-days say: the collector's word, which no writer can change
+    /// Keep what is needed locked for this many days from now, whatever --lock-days the repository
+    /// has; unlike those, no writer can change this value
     #[arg(
         long,
         value_name = "DAYS",
@@ -71,7 +71,7 @@ pub struct Gc {
 fn percent(text: &str) -> Result<f64, String> {
     match text.strip_suffix('%').unwrap_or(text).parse::<f64>() {
         Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(percent / 100.0),
-        _ => Err("a percentage from 0% to 100%".to_owned()),
+        _ => Err("expected a percentage from 0% to 100%".to_owned()),
     }
 }
 
@@ -132,7 +132,7 @@ fn follow_locks(output: &Output, found: &Prospect) -> Bar {
             bytes: done.unwrap_or(0),
             total_bytes: done.filter(|done| *done > 0).map(|_| total),
             message: match done {
-                Some(1..) => "locked further".to_owned(),
+                Some(1..) => "locks extended".to_owned(),
                 _ => String::new(),
             },
         }
@@ -144,14 +144,19 @@ fn refused(found: &Prospect, command: &Gc) -> Failure {
     let share = &found.count.share;
     let hint = match share.is_first {
         true => {
-            "This machine has not collected this repository before, so it cannot tell old garbage from a loss. Look at bkfs snapshots; if what is there is all that is wanted, give --yes-delete once."
+            "This machine has not collected this repository before, so it cannot tell old garbage \
+             from a loss. Check the list of bkfs snapshots; if all that you want to keep is \
+             there, give --yes-delete once."
         }
         false => {
-            "If that is meant (snapshots were forgotten, or files deleted), give --yes-delete once. If not, see bkfs snapshots, and bkfs forget --undo: nothing was condemned or deleted."
+            "If you expect that (snapshots were forgotten, or files deleted), give --yes-delete \
+             once. If not, see bkfs snapshots and bkfs forget --undo. Nothing was condemned or \
+             deleted."
         }
     };
     let text = format!(
-        "nothing was collected: {} would be gone within the undelete window of {:#}, more than {LIMIT_PERCENT}%",
+        "nothing was collected: {} would be freed within the undelete window of {:#}, more than \
+         {LIMIT_PERCENT}%",
         share_text(share),
         command.undelete_window.0,
     );
@@ -184,8 +189,8 @@ fn share_json(count: &Count) -> Value {
 
 fn cannot_delete(error: RootError) -> Failure {
     Failure::from(error)
-        .context("nothing was collected, since nothing can be deleted")
-        .hint("Collection needs a key that may delete; writers do not. --dry-run needs none.")
+        .context("nothing was collected: the credentials may not delete")
+        .hint("Use credentials that may delete objects. Writers and --dry-run do not need them.")
 }
 
 fn holding_json(holding: &[Holding]) -> Value {
@@ -247,7 +252,7 @@ fn prospect_json(found: &Prospect, dry_run: bool) -> Value {
 fn prospect_text(found: &Prospect) -> String {
     let plan = &found.plan;
     let mut lines = vec![format!(
-        "{} in live packs; {} requests made to find out",
+        "{} in live packs; {} requests made for this plan",
         bytes(plan.live_bytes),
         found.requests_made
     )];
@@ -255,7 +260,8 @@ fn prospect_text(found: &Prospect) -> String {
         lines.push("nothing to free".to_owned());
     } else {
         lines.push(format!(
-            "to condemn: {} packs ({}), of which {} of {} are written anew; {} forgotten snapshots expire",
+            "to condemn: {} packs ({}), of which {} of {} are rewritten; {} forgotten snapshots \
+             expire",
             plan.candidates().len(),
             bytes(plan.condemned_bytes),
             bytes(plan.rewritten_bytes),
@@ -271,7 +277,8 @@ fn prospect_text(found: &Prospect) -> String {
     }
     if found.dated_back > 0 {
         lines.push(format!(
-            "{} forgotten snapshots are older than the undelete window by their own dates, and stay: it counts from when this machine first saw them forgotten",
+            "{} forgotten snapshots are older than the undelete window by their own dates, and \
+             stay: the window begins when this machine first saw them forgotten",
             found.dated_back
         ));
     }
@@ -280,21 +287,29 @@ fn prospect_text(found: &Prospect) -> String {
         lines.push(format!("needed no more: {}", share_text(share)));
     }
     if found.count.is_refused() {
-        lines.push("more than is deleted unasked: --yes-delete says that it is meant".to_owned());
+        lines.push("more than bkfs deletes unasked: give --yes-delete to confirm it".to_owned());
     }
     lines.extend(found.vanished.iter().map(|gone| {
         let name = printable::name(format!("{}:{}", gone.volume, gone.name).as_bytes());
-        format!("VANISHED  {name}: in no list since {} or before, and not forgotten by bkfs forget for the undelete window: kept for that long", gone.since)
+        format!(
+            "VANISHED  {name}: in no list since {} or before, and bkfs forget has not forgotten \
+             it: kept for the undelete window",
+            gone.since
+        )
     }));
     lines.extend(found.lost.iter().map(|gone| {
         let name = printable::name(format!("{}:{}", gone.volume, gone.name).as_bytes());
-        format!("VANISHED  {name}: in no list since {} or before, and parts of it are gone: another collection, or damage (bkfs check)", gone.since)
+        format!(
+            "VANISHED  {name}: in no list since {} or before, and parts of it are missing: \
+             another collection deleted them, or they are damaged (see bkfs check)",
+            gone.since
+        )
     }));
     lines.extend(held_text(found.held_packs, &found.holding));
     if let Some(locks) = &found.locks {
         if locks.is_due {
             lines.push(format!(
-                "to lock: {} that stay, for {} days from now",
+                "to lock: {} that are kept, for {} days from now",
                 bytes(plan.live_bytes.saturating_sub(plan.condemned_bytes)),
                 locks.rule.days
             ));
@@ -313,7 +328,8 @@ fn held_text(packs: u64, holding: &[Holding]) -> Option<String> {
         let (session, holder) = (one.session, &one.holder);
         text += &match one.has_ended {
             true => format!(
-                "\n  the spool of host {}, which may hold what the ended session {session} acknowledged: mount there, or give it up with bkfs session end --give-up",
+                "\n  the spool of host {}, which may hold what the ended session {session} \
+                 acknowledged: mount on that host, or give it up with bkfs session end --give-up",
                 holder.host
             ),
             false => format!("\n  session {session}: {holder}"),
@@ -376,15 +392,14 @@ fn done_text(done: &Collected) -> String {
         done.deleted_orphans
     );
     if condemned.gave_way {
-        text += "\nanother collector was faster: nothing was condemned here";
+        text += "\nanother collector condemned first: this one condemned nothing";
     }
     if let Some(until) = done.extended.until {
         text += &format!("\nlocked {} objects until {until}", done.extended.objects);
     }
     if done.extended.missing > 0 {
         let missing = done.extended.missing;
-        text +=
-            &format!("\n{missing} objects that are needed are not there: bkfs check names them");
+        text += &format!("\n{missing} needed objects are missing: bkfs check names them");
     }
     if let Some(waiting) = waiting_text(&done.waiting) {
         text = text + "\n" + &waiting;

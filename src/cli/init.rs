@@ -14,26 +14,25 @@ use crate::repository::{self, Creation};
 
 /// Create a repository
 ///
-/// Refuses a store whose conditional writes are wrong. Without --no-encryption, asks for a password
-/// twice. Nothing can be restored without that password.
+/// bkfs refuses a store whose conditional writes are wrong. Without --no-encryption it asks for a
+/// password twice. Without that password nothing can be restored.
 #[derive(Debug, clap::Args)]
 pub struct Init {
-    /// Where: s3://bucket/prefix, gs://…, az://…, or a directory
+    /// The repository: s3://bucket/prefix, gs://…, az://…, or a directory
     url: String,
-    /// No password: every reader of the bucket can read the contents; they are verified by hash
+    /// Do not encrypt: every reader of the bucket can read the contents; they are verified by hash
     #[arg(long)]
     no_encryption: bool,
-    /// Have the bucket lock packs, keys and config for so many days against every deletion,
-    /// and let bkfs gc extend that for what is needed. Only for S3, in a bucket made with Object
-    /// Lock
+    /// Let the bucket lock packs, keys and config against deletion for this many days; bkfs gc
+    /// extends the locks of what is needed. Only for S3, in a bucket created with Object Lock
     #[arg(
         long,
         value_name = "DAYS",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(LOCK_DAYS_MAX))
     )]
     lock_days: Option<u32>,
-    /// governance: who has s3:BypassGovernanceRetention can remove a lock; compliance: no user can,
-    /// not even the account's owner
+    /// governance: users with s3:BypassGovernanceRetention can remove a lock; compliance: no user
+    /// can, not even the owner of the account
     #[arg(
         long,
         value_name = "MODE",
@@ -118,10 +117,11 @@ pub async fn create_if_absent(
     let place = places::state_dir().map(|directory| access.place(&directory));
     if let Some(known) = known_at(place.as_ref(), access.accepted.replaced).await {
         let message = format!(
-            "repository {}: this machine has known {known} here, and now there is none",
+            "repository {}: this machine knows {known} at this address, and found none",
             access.url
         );
-        let hint = "Bring it back; or, if it was removed on purpose, create a new one: bkfs init";
+        let hint =
+            "Bring the repository back; if it was removed on purpose, create a new one: bkfs init";
         return Err(Failure::new(message).hint(hint));
     }
     create(access, no_encryption, None, output).await

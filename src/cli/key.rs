@@ -21,14 +21,17 @@ use crate::root::slot_error::{self, SlotsError};
 use crate::root::slot_facts::SlotFacts;
 use crate::root::slots::{Making, Slots};
 
-/// List, add, remove and change the passwords of a repository; a new master key
+/// List, add, remove and change the passwords of a repository; begin a new master key
 ///
-/// Each key is a password that opens the repository; the data is sealed under a master key that all of them lead to. So changing passwords rewrites no data, and
-/// who has once had a password and a copy of its key can read what is stored, and what will be stored under the same master key: after such a loss change the password
-/// and rotate the master key (bkfs key rotate), which keeps what is stored from then on from them. What was stored before they can still read; where they may also
-/// write to the bucket, copy to a new repository (bkfs copy).
+/// Each key is a password that opens the repository. The data is encrypted under a master key,
+/// which every key can decrypt. So a change of password rewrites no data. An attacker who has had a
+/// password and a copy of its key can read all data under the same master key, now and later.
 ///
-/// The last key that the given password opens is never removed.
+/// After such a loss change the password and rotate the master key (bkfs key rotate): the attacker
+/// cannot read what is stored from then on, but still what was stored before. If the attacker can
+/// also write to the bucket, copy to a new repository (bkfs copy).
+///
+/// bkfs never removes the last key that the given password opens.
 #[derive(Debug, Args)]
 pub struct Key {
     #[command(subcommand)]
@@ -44,45 +47,45 @@ enum Action {
     Rotate(Rotate),
 }
 
-/// List the keys; the one that the given password opens is marked
+/// List the keys, and mark the one that the given password opens
 ///
 /// EPOCH is the newest master key that a key holds; only keys of the newest epoch open the
-/// repository. VERIFIED says of label and time: yes, they are those that the key was made with;
-/// changed, they are not; no, the key is of the first form, which does not bind them; -, only the
-/// key's own password can tell.
+/// repository. VERIFIED says whether label and time are those that the key was created with: yes;
+/// changed; no for a key of the first form, which does not bind them; - if only the password of
+/// that key can tell.
 ///
-/// Objects below keys/ whose names are those of no key are listed last, with keys/ in front and
-/// characters that are not printable escaped. They open nothing.
+/// Objects below keys/ whose names cannot be those of a key come last, with keys/ in front and
+/// unprintable characters escaped. They open nothing.
 #[derive(Debug, Args)]
 struct List {
     /// The repository, or a mount of one
     url: String,
 }
 
-/// Add a key: a further password that opens the repository
+/// Add a key: another password that opens the repository
 #[derive(Debug, Args)]
 struct Add {
     /// The repository, or a mount of one
     url: String,
-    /// What the key is called (default: this host's name)
+    /// The label of the key (default: the name of this host)
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
     #[command(flatten)]
     new: NewPassword,
 }
 
-/// Remove keys: their passwords open the repository no more
+/// Remove keys: their passwords no longer open the repository
 ///
-/// Needs the password of another key, so that one always remains. An object below keys/ that is no
-/// key, or that bkfs key list does not show, is removed by its whole name; one whose name is that of
-/// no key by keys/NAME, as bkfs key list shows it.
+/// Needs the password of another key, so that one key always remains. An object below keys/ that is
+/// not a key, or that bkfs key list does not show, is removed by its whole name. One whose name
+/// cannot be that of a key is removed by keys/NAME, as bkfs key list shows it.
 ///
-/// What --give-up removes is saved on this machine until it is known that nothing needs it; if the
-/// master key was rotated meanwhile it is put back.
+/// bkfs saves on this machine what --give-up removes, until it knows that nothing needs it. If the
+/// master key was rotated meanwhile, bkfs puts the key back.
 ///
-/// A key of the next epoch may belong to a rotation that runs or was interrupted, and a key that
-/// holds another master key of an epoch may be the only one that holds it. Both are refused unless
-/// --give-up says that this is meant.
+/// A key of the next epoch may belong to a rotation that runs or was interrupted. A key that holds
+/// another master key of an epoch may be the only one that holds it. bkfs removes both only with
+/// --give-up.
 #[derive(Debug, Args)]
 struct Remove {
     /// The repository, or a mount of one
@@ -90,12 +93,12 @@ struct Remove {
     /// The keys, or the beginnings of their names, as bkfs key list shows them
     #[arg(required = true, value_name = "KEY")]
     keys: Vec<String>,
-    /// Remove also what may be the only key that holds a master key
+    /// Remove even what may be the only key that holds a master key
     #[arg(long)]
     give_up: bool,
 }
 
-/// Change the password: the old one opens the repository no more
+/// Change the password: the old one no longer opens the repository
 #[derive(Debug, Args)]
 struct Passwd {
     /// The repository, or a mount of one
@@ -104,16 +107,19 @@ struct Passwd {
     new: NewPassword,
 }
 
-/// Begin a new epoch: a new master key seals everything that is stored from now on
+/// Begin a new epoch: a new master key encrypts everything that is stored from now on
 ///
-/// What is stored stays as it is, and readable. Ids and deduplication stay. The given password opens the repository as before, by a new key. Keys of other passwords are
-/// dropped, since a new key can be made only with its password: they are named, and --drop-others says that this is meant; add them again with bkfs key add.
+/// Stored data stays unchanged and readable. Ids and deduplication stay. The given password opens
+/// the repository as before, by a new key. Keys of other passwords are dropped, because a new key
+/// can be made only with its password. bkfs names them and drops them only with --drop-others; add
+/// them again with bkfs key add.
 ///
-/// A key of an older epoch opens nothing from then on, also when its object is put back.
+/// From then on a key of an older epoch opens nothing, even if its object is put back.
 ///
-/// Refused while any session stands in the root, live or ending: unmount first. Read-only mounts are
-/// no sessions; they see nothing new until they are mounted again. Whatever interrupts it, the
-/// repository opens with the given password, and the command can be repeated.
+/// bkfs refuses the rotation while a session is in the root, live or ending: unmount first.
+/// Read-only mounts are not sessions; they see nothing new until they are mounted again. If the
+/// command is interrupted, the repository still opens with the given password, and you can repeat
+/// the command.
 #[derive(Debug, Args)]
 struct Rotate {
     /// The repository
@@ -126,10 +132,11 @@ struct Rotate {
 /// Where a new password comes from.
 #[derive(Debug, Args)]
 struct NewPassword {
-    /// Read the new password from the first line of this file, which others must not be able to read
+    /// Read the new password from the first line of this file, which others must not be able to
+    /// read
     #[arg(long, value_name = "FILE")]
     new_password_file: Option<PathBuf>,
-    /// Read the new password from what this command prints
+    /// Read the new password from the output of this command
     #[arg(long, value_name = "COMMAND")]
     new_password_command: Option<String>,
 }
@@ -149,8 +156,8 @@ impl NewPassword {
 /// Lists, adds, removes or changes keys, or begins a new epoch, and prints the result.
 ///
 /// # Errors
-/// The [`Failure`] of the store or of the keys: exit code 12 if no key opens with the password, 1 if
-/// the change is refused. Exit code 3 if old keys are left after a rotation.
+/// The [`Failure`] of the store or of the keys: exit code 12 if no key opens with the password, 1
+/// if the change is refused. Exit code 3 if old keys are left after a rotation.
 pub fn run(command: Key, global: &Global, output: &Output) -> Result<(), Failure> {
     let url = match &command.action {
         Action::List(action) => &action.url,
@@ -206,24 +213,24 @@ fn failure(error: SlotsError) -> Failure {
             }
         }
         error @ SlotsError::Own { .. } => Failure::new(error.to_string()).hint(
-            "Give the password of another key, add one with bkfs key add, or change it with bkfs key passwd.",
+            "Give the password of another key, add one with bkfs key add, or change it with bkfs \
+             key passwd.",
         ),
         error @ SlotsError::Ambiguous { .. } => {
-            Failure::new(error.to_string()).hint("bkfs key list names them.")
+            Failure::new(error.to_string()).hint("bkfs key list shows the keys.")
         }
         error @ SlotsError::Unfinished { .. } => Failure::new(error.to_string()).hint(
-            "Finish it with bkfs key rotate, which removes what is of no use; if no rotation was \
-             begun, remove the key with bkfs key remove --give-up.",
+            "Finish the rotation with bkfs key rotate, which removes keys that are of no use; if \
+             no rotation was begun, remove the key with bkfs key remove --give-up.",
         ),
         error @ SlotsError::Foreign { .. } => Failure::new(error.to_string()).hint(
-            "Keep it until bkfs check --read-data finds all that is stored readable without it; \
-             bkfs key remove --give-up removes it.",
+            "Keep the key until bkfs check --read-data can read everything without it; bkfs key \
+             remove --give-up removes it.",
         ),
-        error @ SlotsError::Rotated => {
-            Failure::new(error.to_string()).hint("Look at the keys (bkfs key list), and repeat it.")
-        }
+        error @ SlotsError::Rotated => Failure::new(error.to_string())
+            .hint("Check the keys (bkfs key list), and repeat the command."),
         error @ SlotsError::Others { .. } => Failure::new(error.to_string()).hint(
-            "Give --drop-others if that is meant, and then let each in again with bkfs key add.",
+            "Give --drop-others to drop them, and then add each password again with bkfs key add.",
         ),
         error => Failure::new(error.to_string()),
     }
@@ -345,7 +352,7 @@ async fn remove(
         slots.remove_stray(&stray).await.map_err(failure)?;
         let stray = shown(&stray);
         let answer = json!({ "removed": stray });
-        output.result(&answer, || format!("removed {stray}, which is no key"))?;
+        output.result(&answer, || format!("removed {stray}, which is not a key"))?;
     }
     Ok(())
 }
@@ -367,7 +374,7 @@ async fn passwd(
         "removed": removed.iter().map(SlotName::to_string).collect::<Vec<_>>(),
     });
     output.result(&answer, || {
-        format!("changed the password: key {key} took the place of {}", {
+        format!("changed the password: key {key} replaces {}", {
             let names: Vec<String> = removed.iter().map(SlotName::to_string).collect();
             names.join(", ")
         })
@@ -393,8 +400,10 @@ async fn rotate(
     };
     let rotated = rotation::rotate(slots, parts).await;
     let rotated = rotated.map_err(|error| match error {
-        SlotsError::Root(RootError::OutcomeUnknown { .. }) => failure(error)
-            .hint("bkfs key list shows which epoch is in force; repeat it if that is the old one."),
+        SlotsError::Root(RootError::OutcomeUnknown { .. }) => failure(error).hint(
+            "bkfs key list shows which epoch is in force; repeat the command if it is the old \
+                 one.",
+        ),
         error => failure(error),
     })?;
     let names = |keys: &[SlotName]| keys.iter().map(SlotName::to_string).collect::<Vec<_>>();
@@ -408,7 +417,7 @@ async fn rotate(
     });
     output.result(&answer, || {
         format!(
-            "master key {} seals what is stored from now on; key {} took the place of {}",
+            "master key {} seals what is stored from now on; key {} replaces {}",
             rotated.epoch,
             rotated.slot,
             names(&rotated.dropped).join(", ")
@@ -417,7 +426,7 @@ async fn rotate(
     match rotated.left.first() {
         None => Ok(()),
         Some((name, why)) => Err(Failure::new(format!(
-            "{} keys that open nothing new could not be deleted, {name} among them: {why}",
+            "{} dropped keys could not be deleted, one of them {name}: {why}",
             rotated.left.len()
         ))
         .code(Code::Partly)

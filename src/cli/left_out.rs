@@ -28,11 +28,11 @@ impl LeftOut {
     pub fn conclude(&self) -> Result<(), Failure> {
         match self.0 {
             0 => Ok(()),
-            count => Err(Failure::new(format!(
-                "{count} names were left out: no honest tree holds them"
-            ))
-            .code(Code::Partly)
-            .hint("bkfs check says more.")),
+            count => Err(
+                Failure::new(format!("left out {count} names that no file can have"))
+                    .code(Code::Partly)
+                    .hint("bkfs check shows the reasons."),
+            ),
         }
     }
 }

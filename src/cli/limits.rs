@@ -11,7 +11,7 @@ pub fn raise_descriptor_limit() {
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         tracing::debug!(
-            "the limit on open files stays at {:?}: {error}",
+            "cannot raise the limit on open files from {:?}: {error}",
             limit.current
         );
     }

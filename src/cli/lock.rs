@@ -12,23 +12,23 @@ use crate::root::error::RootError;
 use crate::root::rule;
 use crate::root::session::OpenSession;
 
-/// For how many days the bucket locks packs: show it, or change it
+/// Show or change for how many days the bucket locks packs
 ///
-/// Only for S3, in a bucket made with Object Lock. Mounts go by a new rule when they are mounted
-/// anew; the next bkfs gc extends the locks of what is needed. Fewer days shorten no lock that
-/// there is.
+/// Only for S3, in a bucket created with Object Lock. A mount follows a new rule after it is
+/// mounted again; the next bkfs gc extends the locks of what is needed. Fewer days do not shorten
+/// existing locks.
 #[derive(Debug, clap::Args)]
 pub struct LockCommand {
     /// The repository, or a mount of one
     url: String,
-    /// Lock what is stored from now on for so many days; 0 for no more locks
+    /// Lock what is stored from now on for this many days; 0 for no new locks
     #[arg(
         long,
         value_name = "DAYS",
         value_parser = clap::value_parser!(u32).range(0..=i64::from(LOCK_DAYS_MAX))
     )]
     days: Option<u32>,
-    /// governance or compliance, for a repository that had no locks yet; then it is fixed
+    /// governance or compliance, for a repository that had no locks yet; after that it is fixed
     #[arg(long, value_name = "MODE", requires = "days")]
     mode: Option<LockMode>,
 }
@@ -52,7 +52,8 @@ pub fn run(command: LockCommand, global: &Global, output: &Output) -> Result<(),
                 let fixed = stated.map(|stated| stated.mode);
                 if fixed.is_some() && command.mode.is_some_and(|mode| Some(mode) != fixed) {
                     return Err(Failure::usage(
-                        "the mode of a repository's locks is fixed: S3 does not change it either",
+                        "the lock mode of a repository is fixed, as it is in S3: repeat the \
+                         command without --mode",
                     ));
                 }
                 let mode = fixed.or(command.mode).unwrap_or(LockMode::Governance);
@@ -79,7 +80,10 @@ async fn change(repository: &Repository, rule: LockRule) -> Result<(), RootError
     let session = OpenSession::open(handle, holder, None, &*machine.processes).await?;
     let changed = rule::change(handle, session.id(), rule, repository.now()).await;
     if let Err(error) = session.end().await {
-        tracing::warn!("the session of this command stays in the root: {error}");
+        tracing::warn!(
+            "could not remove the session of this command from the root: {error}; a later command \
+             on this machine removes it"
+        );
     }
     changed
 }
@@ -87,11 +91,11 @@ async fn change(repository: &Repository, rule: LockRule) -> Result<(), RootError
 fn text(rule: Option<LockRule>, until: Option<Timestamp>) -> String {
     let mut text = match rule {
         None => return "no locks".to_owned(),
-        Some(LockRule { days: 0, .. }) => "nothing more is locked".to_owned(),
+        Some(LockRule { days: 0, .. }) => "no new locks are added".to_owned(),
         Some(LockRule { days, mode }) => format!("packs are locked for {days} days ({mode})"),
     };
     if let Some(until) = until {
-        text += &format!("; what is needed, until {until} at least, by the last collection");
+        text += &format!("; the last collection locked what is needed until {until} at least");
     }
     text
 }

@@ -27,10 +27,10 @@ pub struct Ls {
     /// Snapshot and path: NAME, NAME:/path, latest, @TIME
     #[arg(value_name = "NAME[:/PATH]")]
     what: OsString,
-    /// Directories below as well
+    /// List directories below as well
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// Only names
+    /// Print only names
     #[arg(long)]
     names: bool,
 }

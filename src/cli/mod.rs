@@ -1,6 +1,7 @@
 //! The command line: one file per command.
 //!
-//! Owns: arguments, what is printed, exit codes. Does not own: what commands do to repositories and mounts (`mounting`, `root`, `snapshots`, `restore`).
+//! Owns: arguments, what is printed, exit codes. Does not own: what commands do to repositories and
+//! mounts (`mounting`, `root`, `snapshots`, `restore`).
 
 use std::ffi::OsString;
 use std::sync::LazyLock;
@@ -49,13 +50,14 @@ use output::{Output, complain};
 use crate::logging::Log;
 use crate::printable;
 
-/// What `--version` shows: the program's version, and that of the repositories which it reads and writes.
+/// What `--version` shows: the program's version, and that of the repositories which it reads and
+/// writes.
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let program = env!("CARGO_PKG_VERSION");
     format!("{program} (repository format {FORMAT_VERSION})")
 });
 
-/// A bucket as a backup directory: mount it, write with any tool, snapshot, browse, restore.
+/// Use a bucket as a backup directory: mount it, write with any tool, snapshot, browse, restore.
 #[derive(Debug, Parser)]
 #[command(name = "bkfs", version = VERSION.as_str(), max_term_width = 100, subcommand_required = true, arg_required_else_help = true)]
 pub struct Cli {

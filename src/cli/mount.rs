@@ -38,32 +38,32 @@ const UNMOUNT_TRIES: u32 = 20;
 
 /// Mount a repository as a directory
 ///
-/// Returns 0 when the mount answers. What is written is uploaded in the background; `bkfs snapshot`
-/// makes it a backup.
+/// The command returns 0 when the mount answers. bkfs uploads in the background what you write;
+/// bkfs snapshot makes a backup of it.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = OPTIONS_HELP)]
 pub struct MountCommand {
     /// The repository: s3://bucket/prefix, gs://…, az://…, or a directory
     url: String,
-    /// Where to mount it
+    /// The directory to mount it at
     mountpoint: PathBuf,
-    /// Mount options, comma separated; may be repeated (--help lists them)
+    /// Mount options, separated by commas; may be repeated (--help lists them)
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
     /// Stay in the foreground
     #[arg(short = 'f', long)]
     foreground: bool,
-    /// Create local directory, repository and mount point if absent
+    /// Create the local directory, the repository and the mount point if absent
     #[arg(long)]
     init: bool,
-    /// With --init: a repository without a password
+    /// With --init: create a repository without encryption
     #[arg(long, requires = "init")]
     no_encryption: bool,
     /// Take the volume over from its holder
     #[arg(long)]
     steal: bool,
-    /// Go on without what was acknowledged and is missing from the bucket; what follows it is set
-    /// aside below damaged/
+    /// Continue without acknowledged changes whose journals are missing from the bucket; journals
+    /// after the gap are moved to damaged/
     #[arg(long)]
     accept_loss: bool,
 }
@@ -96,9 +96,11 @@ pub fn run(command: MountCommand, global: &Global, output: &Output) -> Result<()
     };
     match ready {
         Some(ready) => {
-            ready
-                .tell()
-                .map_err(|error| Failure::new(format!("the starting process is gone: {error}")))?;
+            ready.tell().map_err(|error| {
+                Failure::new(format!(
+                    "the process that started the daemon has ended: {error}"
+                ))
+            })?;
             log.detach();
         }
         None => output.remark(format_args!(
@@ -118,7 +120,7 @@ fn say_how(ended: Result<(), &MountingError>, place: &Path) {
     };
     let pid = std::process::id();
     if let Err(error) = outcome::write(place, &Outcome { pid, error }) {
-        tracing::error!("cannot say how the mount ended: {error}");
+        tracing::error!("cannot record how the mount ended: {error}");
     }
 }
 
@@ -139,7 +141,7 @@ fn parse_options(options: &[String]) -> Result<(MountOptions, Settings), Failure
     let options =
         MountOptions::parse(options).map_err(|error| Failure::usage(error.to_string()))?;
     let settings = Settings::parse(&options.others).map_err(|error| {
-        let hint = "See bkfs mount --help and the documentation for the options there are.";
+        let hint = "bkfs mount --help lists the options.";
         Failure::usage(error.to_string()).hint(hint)
     })?;
     Ok((options, settings))
@@ -221,7 +223,7 @@ fn make_way(mountpoint: &Path, output: &Output) -> Result<(), Failure> {
     // Processes may still have files of it open. They get errors from them either way.
     bkfs_fuse::unmount(&mountpoint, true).map_err(|error| Failure::new(error.to_string()))?;
     output.remark(format_args!(
-        "{place} was a mount of {source} whose daemon had died: replacing it"
+        "{place} is a mount of {source} whose daemon has died: replacing it"
     ));
     Ok(())
 }
@@ -281,16 +283,18 @@ async fn heed<F>(
         }
         match signals {
             1 => {
-                tracing::info!("a signal asks for the end of the mount");
+                tracing::info!("received a signal: unmounting once no process uses the mount");
                 ending.told();
                 attempts.spawn(unmount(false));
             }
             2 => {
-                tracing::warn!("a second signal: the mount is detached, even while it is used");
+                tracing::warn!(
+                    "received a second signal: detaching the mount, even while it is used"
+                );
                 attempts.spawn(unmount(true));
             }
             _ => {
-                tracing::warn!("a further signal: the mount ends now");
+                tracing::warn!("received a further signal: ending the mount now");
                 ending.at_once();
             }
         }
@@ -328,8 +332,8 @@ fn start_daemon(command: &MountCommand, global: &Global, output: &Output) -> Res
         .arg0("bkfs")
         .env(READY_VARIABLE, write.as_raw_fd().to_string());
     daemon.stdout(Stdio::null());
-    let passwords =
-        (global.handed.hand_to(&mut daemon)).map_err(|error| failed("a file in memory", error))?;
+    let passwords = (global.handed.hand_to(&mut daemon))
+        .map_err(|error| failed("cannot make a file in memory", error))?;
     let mut child = daemon
         .spawn()
         .map_err(|error| failed("cannot start the daemon", error))?;
@@ -337,14 +341,14 @@ fn start_daemon(command: &MountCommand, global: &Global, output: &Output) -> Res
     let mut ready = Vec::new();
     std::fs::File::from(read)
         .read_to_end(&mut ready)
-        .map_err(|error| failed("waiting for the daemon", error))?;
+        .map_err(|error| failed("cannot wait for the daemon", error))?;
     if ready == [1] {
         output.remark(format_args!("mounted at {}", command.mountpoint.display()));
         return Ok(());
     }
     let status = child
         .wait()
-        .map_err(|error| failed("waiting for the daemon", error))?;
+        .map_err(|error| failed("cannot wait for the daemon", error))?;
     // The daemon has reported why.
     std::process::exit(status.code().unwrap_or(Code::Failed as i32));
 }

@@ -19,7 +19,7 @@ pub struct Global {
     /// Print only errors
     #[arg(short, long, global = true)]
     pub(super) quiet: bool,
-    /// Log more; twice for everything
+    /// Log more; give it twice to log everything
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(super) verbose: u8,
     /// The volume to work on
@@ -34,13 +34,13 @@ pub struct Global {
     /// Read the password from the first line of this file, which others must not be able to read
     #[arg(long, global = true, value_name = "FILE", help_heading = "Password")]
     pub(super) password_file: Option<PathBuf>,
-    /// Read the password from what this command prints
+    /// Read the password from the output of this command
     #[arg(long, global = true, value_name = "COMMAND", help_heading = "Password")]
     pub(super) password_command: Option<String>,
-    /// Try the password on this key alone, by its whole name as bkfs key list shows it; BKFS_KEY
-    /// names it too
+    /// Try the password only on this key, given by its whole name as bkfs key list shows it;
+    /// BKFS_KEY names it too
     ///
-    /// Without it the keys are tried first that opened the repository on this machine, then all
+    /// Without it bkfs first tries the keys that opened the repository on this machine, then all
     /// others, the cheapest first. The commands of bkfs key try the named one first.
     #[arg(
         long,
@@ -50,13 +50,13 @@ pub struct Global {
         help_heading = "Password"
     )]
     pub(super) key: Option<SlotName>,
-    /// The store's address, for S3 and its kin other than AWS
+    /// The address of the store, for S3-compatible stores other than AWS
     #[arg(long, global = true, value_name = "URL", help_heading = "Store")]
     pub(super) endpoint: Option<String>,
-    /// The store's region
+    /// The region of the store
     #[arg(long, global = true, value_name = "NAME", help_heading = "Store")]
     pub(super) region: Option<String>,
-    /// Wait for a server that cannot be reached at all, instead of giving up within ten seconds
+    /// Wait for a server that cannot be reached, instead of giving up within 10 s
     #[arg(long, global = true, help_heading = "Store")]
     pub(super) wait: bool,
     /// Refuse a repository older than this generation (bkfs snapshot prints it)
@@ -68,15 +68,15 @@ pub struct Global {
         help_heading = "Store"
     )]
     pub(super) min_generation: u64,
-    /// Accept the repository as it is, though it was rolled back or rebuilt since this machine saw
-    /// it; needed once
+    /// Accept a repository that was rolled back or rebuilt since this machine saw it; needed once
     #[arg(long, global = true, help_heading = "Store")]
     pub(super) accept_rollback: bool,
-    /// Accept another repository at an address that this machine knows, or one that is encrypted no
-    /// longer; needed once
+    /// Accept another repository at an address that this machine knows, or one that is no longer
+    /// encrypted; needed once
     #[arg(long, global = true, help_heading = "Store")]
     pub(super) accept_replaced: bool,
-    /// Keep fetched data here (default: /var/cache/bkfs, or bkfs in the user's cache directory)
+    /// Keep fetched data in this directory (default: /var/cache/bkfs, or bkfs in the user's cache
+    /// directory)
     #[arg(long, global = true, value_name = "DIR", help_heading = "Store")]
     pub(super) cache_dir: Option<PathBuf>,
 }
@@ -87,6 +87,8 @@ pub struct Global {
 /// The message for the user if the text is no such name.
 pub fn key_name(text: &str) -> Result<SlotName, String> {
     text.parse().map_err(|()| {
-        format!("{text:?} is no name of a key (16 hexadecimal digits, as bkfs key list shows it)")
+        format!(
+            "{text:?} is not the name of a key (16 hexadecimal digits, as bkfs key list shows it)"
+        )
     })
 }

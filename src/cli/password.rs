@@ -108,7 +108,7 @@ impl Sources {
             Variables::New => prompt("New password: ")?,
             _ => prompt("Password for the new repository: ")?,
         };
-        let again = prompt("The same again: ")?;
+        let again = prompt("Repeat the password: ")?;
         if *password != *again {
             return Err(Failure::usage("the two passwords differ"));
         }
@@ -163,7 +163,7 @@ fn accept(password: Password) -> Result<Password, Failure> {
 
 fn prompt(text: &str) -> Result<Password, Failure> {
     let missing = || {
-        Failure::new("a password is needed and there is no terminal to ask for it")
+        Failure::new("the repository needs a password, and there is no terminal to ask for it")
             .code(Code::WrongPassword)
             .hint("Give --password-file, --password-command, BKFS_PASSWORD_FILE or BKFS_PASSWORD.")
     };

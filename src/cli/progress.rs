@@ -56,7 +56,8 @@ impl Bar {
                 let position = position();
                 if let Some(total) = position.total_bytes.filter(|_| bar.length().is_none()) {
                     bar.set_style(style(
-                        "{bar:30} {percent:>3} %  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta} left  {msg}",
+                        "{bar:30} {percent:>3} %  {binary_bytes} of {binary_total_bytes}  \
+                         {binary_bytes_per_sec}  {eta} left  {msg}",
                     ));
                     bar.set_length(total);
                 }

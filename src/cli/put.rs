@@ -36,15 +36,15 @@ use crate::volume::publish::{CommitOutcome, SnapshotRequest};
 /// hold it.
 const VOLUME: &str = "streams";
 
-/// Store one stream or file, without a mount, as a snapshot
+/// Store one stream or file as a snapshot, without a mount
 ///
-/// Standard input, FILE, or the output of COMMAND becomes PATH in the volume (`streams` unless
-/// --volume is given), in place of what was there, and the volume a snapshot. When this returns 0,
-/// the snapshot is in the bucket. A stream that cannot be read or stored to its end makes no
+/// Standard input, FILE, or the output of COMMAND replaces PATH in the volume (`streams` unless
+/// --volume is given), and bkfs makes a snapshot of the volume. When the command returns 0, the
+/// snapshot is in the bucket. If the stream cannot be read or stored to its end, bkfs makes no
 /// snapshot and changes nothing.
 ///
 /// The end of a pipe does not say whether its writer succeeded. `bkfs put URL PATH -- COMMAND` runs
-/// the writer itself, and stores what it wrote only if it ends with 0.
+/// the writer itself, and stores its output only if it ends with 0.
 ///
 ///   bkfs put s3://bucket/prefix db/main.sql -- mariadb-dump --all-databases
 ///   bkfs restore s3://bucket/prefix --volume streams latest:/db/main.sql main.sql
@@ -53,12 +53,12 @@ const VOLUME: &str = "streams";
 pub struct Put {
     /// The repository
     url: String,
-    /// The file's path in the volume; its directories are made
+    /// The path of the file in the volume; missing directories are created
     path: OsString,
-    /// What to store (default: standard input); with its mode, owner and time
+    /// The file to store, with its mode, owner and time (default: standard input)
     #[arg(conflicts_with = "command")]
     file: Option<PathBuf>,
-    /// The snapshot's name (default: the time, UTC)
+    /// The name of the snapshot (default: the time in UTC)
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// Tag the snapshot; may be repeated
@@ -67,11 +67,11 @@ pub struct Put {
     /// Take the volume over from its holder
     #[arg(long)]
     steal: bool,
-    /// Go on without what was acknowledged and is missing from the bucket; what follows it is set
-    /// aside below damaged/
+    /// Continue without acknowledged changes whose journals are missing from the bucket; journals
+    /// after the gap are moved to damaged/
     #[arg(long)]
     accept_loss: bool,
-    /// A command, after --, whose standard output to store
+    /// A command, after --, whose standard output is stored
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -116,7 +116,8 @@ pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure
             // follows from it.
             Err(failure) => Err(match alone.fenced().await {
                 Some(refusal) => Failure::from(RootError::from(refusal)).hint(
-                    "Another session took the volume over. Run this again, or with another --volume.",
+                    "Another session took the volume over. Run this again, or with another \
+                     --volume.",
                 ),
                 None => failure,
             }),
@@ -129,7 +130,7 @@ pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure
         })?;
         // The snapshot is made, whatever the end of the session returns.
         if let Err(error) = finished {
-            output.remark(format_args!("the session was not ended well: {error}"));
+            output.remark(format_args!("could not end the session: {error}"));
         }
         let seconds = started.elapsed().as_secs_f64();
         let stored = Stored {
@@ -158,7 +159,8 @@ async fn refuse_name(command: &Put, volume: &str, repository: &Repository) -> Re
 fn held(error: MountingError) -> Failure {
     let mut failure = Failure::from(error);
     if failure.code == Code::Held {
-        let hint = "Give another --volume, wait, or give --steal to take it over (its holder's unsent writes then fail).";
+        let hint = "Give another --volume, wait, or give --steal to take it over (unsent writes \
+                    of its holder then fail).";
         failure.hint = Some(hint.into());
     }
     failure
@@ -224,9 +226,9 @@ impl Input {
                 .map_err(|error| Failure::new(format!("standard input: {error}")))?;
             Source::of(input)
         };
-        let facts = source
-            .facts()
-            .map_err(|error| Failure::new(format!("cannot look at the stream: {error}")))?;
+        let facts = source.facts().map_err(|error| {
+            Failure::new(format!("cannot read the attributes of the stream: {error}"))
+        })?;
         Ok(Input {
             source,
             facts,
@@ -280,7 +282,7 @@ impl Input {
         let before = self.facts.file;
         if command.file.is_some() && (now != before || now.is_some_and(|now| now.length != length))
         {
-            output.remark("the file was changed while it was read; what was read is stored");
+            output.remark("the file changed while it was read; bkfs stored what it read");
         }
         Ok(())
     }
@@ -303,8 +305,8 @@ async fn signals() -> &'static str {
     });
     tokio::select! {
         _ = interrupt => "interrupted",
-        _ = terminate => "terminated by a signal",
-        _ = hangup => "the terminal is gone",
+        _ = terminate => "ended by a signal",
+        _ = hangup => "the terminal was closed",
     }
 }
 

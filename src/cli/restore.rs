@@ -22,12 +22,12 @@ use crate::volume::state::Scope;
 
 /// Restore a snapshot, a directory or a file without a mount
 ///
-/// The contents of PATH appear directly in TARGET, which is created if absent; a file is restored
-/// as the file TARGET. Owners, and extended attributes other than user.* (capabilities, labels),
-/// are restored by root only: what was left out is said at the end.
+/// The contents of PATH appear directly in TARGET, which is created if absent. A file is restored
+/// as the file TARGET. Only root can restore owners, and extended attributes other than user.*
+/// (capabilities, labels). The command reports at the end what it left out.
 ///
-/// With --overwrite each file is written next to the one that it replaces, and takes its place when
-/// it is whole.
+/// With --overwrite bkfs writes each file next to the one that it replaces, and renames it when it
+/// is complete.
 #[derive(Debug, clap::Args)]
 pub struct Restore {
     /// The repository
@@ -35,16 +35,16 @@ pub struct Restore {
     /// Snapshot and path: NAME, NAME:/path, latest, @TIME
     #[arg(value_name = "NAME[:/PATH]")]
     what: OsString,
-    /// Where to
+    /// The directory or file to restore to
     target: PathBuf,
-    /// Restore into a directory that is not empty, replacing what is there
+    /// Restore into a directory that is not empty, and replace what is there
     #[arg(long)]
     overwrite: bool,
-    /// Read everything back from the disk and compare
+    /// Read everything back from the disk and compare it
     #[arg(long)]
     verify: bool,
     /// Leave out devices, fifos and sockets, and what gives privileges: set-user-ID and
-    /// set-group-ID bits, extended attributes other than user.*
+    /// set-group-ID bits, and extended attributes other than user.*
     #[arg(long)]
     no_special: bool,
 }
@@ -128,20 +128,18 @@ fn warn(command: &Restore, (xattrs, set_ids, special): (u64, u64, u64), output: 
         false => usual,
     };
     if xattrs > 0 {
-        let why = why("only root can set them, and only where owner and group are restored");
-        output.remark(format_args!(
-            "{xattrs} extended attributes were left out: {why}"
-        ));
+        let why = why("only root can set them, and only where the owner and group are restored");
+        output.remark(format_args!("left out {xattrs} extended attributes: {why}"));
     }
     if set_ids > 0 {
-        let why = why("they have not the owner and group that they had");
+        let why = why("their owner and group were not restored");
         output.remark(format_args!(
-            "{set_ids} inodes are without their set-id bits: {why}"
+            "left out the set-id bits of {set_ids} inodes: {why}"
         ));
     }
     if special > 0 {
         output.remark(format_args!(
-            "{special} devices, fifos and sockets were left out: --no-special was given"
+            "left out {special} devices, fifos and sockets: --no-special was given"
         ));
     }
 }
@@ -162,11 +160,7 @@ fn conclude(problems: &[Problem]) -> Result<(), Failure> {
     } else {
         Code::Partly
     };
-    Err(Failure::new(format!(
-        "{} of the inodes could not be restored",
-        problems.len()
-    ))
-    .code(code))
+    Err(Failure::new(format!("{} inodes could not be restored", problems.len())).code(code))
 }
 
 fn failure(error: RestoreError) -> Failure {

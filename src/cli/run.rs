@@ -24,15 +24,15 @@ const BY_SIGNAL: i32 = 128;
 
 /// Run a backup tool, then make a snapshot
 ///
-/// Most backup tools neither sync nor look at what close() says, so their exit code 0 does not mean
-/// that the backup is stored. This makes one answer of both: if the tool succeeds, a snapshot is
-/// made, and only if that is in the bucket is the exit code 0.
+/// Most backup tools neither sync nor check the result of close(), so their exit code 0 does not
+/// mean that the backup is stored. If the tool succeeds, this command makes a snapshot. It returns
+/// 0 only if the snapshot is in the bucket.
 ///
-/// If the tool fails, its exit code is passed on and no snapshot is made. If the tool succeeds and
-/// bkfs does not, the exit code is 125.
+/// If the tool fails, the command returns its exit code and makes no snapshot. If the tool succeeds
+/// and bkfs does not, the exit code is 125.
 #[derive(Debug, clap::Args)]
 pub struct Run {
-    /// The snapshot's name (default: the time, UTC)
+    /// The name of the snapshot (default: the time in UTC)
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// Tag the snapshot; may be repeated
@@ -106,7 +106,7 @@ fn healthy(mount: &MountClient) -> Result<Seen, Failure> {
     }
     match status["failure"].as_str() {
         Some(failure) => {
-            let hint = format!("bkfs status {place} says what is lost.");
+            let hint = format!("bkfs status {place} shows what is lost.");
             Err(Failure::new(failure).hint(hint))
         }
         None => Ok(Seen::of(&status)),
@@ -120,7 +120,7 @@ fn snapshot(command: &Run, mount: &MountClient, before: &Seen) -> Result<Value, 
     // The snapshot may have been made after a loss.
     require_same(mount, before).map_err(|failure| {
         failure.context(format!(
-            "snapshot {} was made all the same",
+            "snapshot {} was made nevertheless",
             made["name"].as_str().unwrap_or_default()
         ))
     })?;
@@ -132,9 +132,9 @@ fn snapshot(command: &Run, mount: &MountClient, before: &Seen) -> Result<Value, 
 fn require_same(mount: &MountClient, before: &Seen) -> Result<(), Failure> {
     let now = Seen::of(&mount.status()?);
     let message = if now.daemon != before.daemon {
-        "it was unmounted and mounted again while the tool ran: what the tool wrote before may be lost"
+        "the mount was replaced while the tool ran: what the tool wrote before may be lost"
     } else if now.losses != before.losses {
-        "something that it wrote was lost, and that was acknowledged meanwhile"
+        "something that was written was lost, and the loss was acknowledged meanwhile"
     } else {
         return Ok(());
     };

@@ -23,10 +23,9 @@ use crate::root::state::{RecoveryBase, Session as Entry, SessionId, SessionState
 #[derive(Debug, clap::Subcommand)]
 pub enum Session {
     /// List the sessions in the root (live writers, and dead ones that were not ended), and the
-    /// spools of ended ones that may hold what they acknowledged
+    /// spools of ended sessions that may hold what they acknowledged
     List(List),
-    /// End a dead session, so that collection can go on: what it had acknowledged is carried out
-    /// first
+    /// End a dead session, so that collection can go on; what it acknowledged is committed first
     End(End),
 }
 
@@ -39,30 +38,32 @@ pub struct List {
 
 /// `bkfs session end URL SESSION…`
 ///
-/// The session's heartbeat is watched for half a minute first, unless its process is known to be
-/// gone: one that lives is not ended.
+/// bkfs first watches the heartbeat of the session for half a minute, unless it knows that the
+/// process is gone. It does not end a session that is alive.
 #[derive(Debug, clap::Args)]
 pub struct End {
     /// The repository, or a mount of one
     url: String,
-    /// Its id, as the list shows it; several are ended one after the other
+    /// The ids of sessions, as the list shows them; bkfs ends one after the other
     #[arg(value_name = "SESSION", value_parser = session_id, required = true)]
     sessions: Vec<SessionId>,
-    /// End it even if it may live: it then loses its mount, but nothing that it acknowledged
+    /// End a session even if it may be alive: it then loses its mount, but nothing that it
+    /// acknowledged
     #[arg(long)]
     force: bool,
-    /// Go on without what it acknowledged and is missing from the bucket; what follows it is set
-    /// aside below damaged/
+    /// Continue without acknowledged changes whose journals are missing from the bucket; journals
+    /// after the gap are moved to damaged/
     #[arg(long)]
     accept_loss: bool,
-    /// Of sessions that have ended (state "spool"): give up for good what only the spools on their
-    /// machines may hold, so that collection can free what that would need
+    /// For ended sessions (state "spool"): give up for good what only the spools on their machines
+    /// may hold, so that collection can free what it would need
     #[arg(long, conflicts_with = "force")]
     give_up: bool,
 }
 
 fn session_id(text: &str) -> Result<SessionId, String> {
-    let id = u64::from_str_radix(text, 16).map_err(|_| "16 hexadecimal digits".to_owned())?;
+    let id =
+        u64::from_str_radix(text, 16).map_err(|_| "expected 16 hexadecimal digits".to_owned())?;
     Ok(SessionId(id))
 }
 
@@ -198,7 +199,7 @@ fn has_ended(recovery_base: &RecoveryBase) -> Failure {
     Failure::new(format!(
         "session {session} has ended; the spool on host {host} may hold what it acknowledged"
     ))
-    .hint("The next mount there makes a snapshot of that. --give-up gives it up for good.")
+    .hint("The next mount on that host makes a snapshot of it. --give-up gives it up for good.")
 }
 
 /// The recovery bases of ended sessions leave the root, all at once.
@@ -212,7 +213,7 @@ async fn forsake(
     for id in ids {
         let recovery_base = handle.current().root.recovery_base_of(*id).cloned();
         recovery_bases.push(recovery_base.ok_or_else(|| {
-            Failure::new(format!("no ended session {id} has left a spool to give up"))
+            Failure::new(format!("no ended session {id} has a spool to give up"))
         })?);
     }
     let here = machine.holder("bkfs session end");
@@ -225,7 +226,7 @@ async fn forsake(
         let answer =
             json!({ "session": id.to_string(), "volume": recovery_base.volume, "given_up": true });
         output.result(&answer, || {
-            format!("what only the spool on host {host} may hold of session {id} is given up")
+            format!("gave up what only the spool on host {host} may hold of session {id}")
         })?;
     }
     Ok(())
@@ -243,9 +244,9 @@ async fn take(repository: &Arc<Repository>, volume: String, command: &End) -> Re
         MountingError::Root(error) => Failure::from(error),
         MountingError::Spool(error) if error.is_damage() => Failure::from(error),
         MountingError::Spool(error) => Failure::new(error.to_string()).hint(
-            "The session stays. What only the spool holds is brought once the cause is mended. \
-             To end the session without it, move that directory elsewhere and keep it: it may \
-             hold files that were acknowledged.",
+            "The session stays. Mend the cause and repeat the command: it then stores what only \
+             the spool holds. To end the session without that, move the directory elsewhere and \
+             keep it: it may hold acknowledged files.",
         ),
         error => Failure::new(error.to_string()),
     };
@@ -274,10 +275,10 @@ async fn remove(
         LocalVerdict::Elsewhere => watch_holder(handle, id, None).await? != Watched::Alive,
     };
     if !is_dead {
-        let message = format!("session {id} lives: {}", entry.holder);
+        let message = format!("session {id} is alive: {}", entry.holder);
         return Err(Failure::new(message)
             .code(Code::Held)
-            .hint("--force ends it all the same."));
+            .hint("--force ends it nevertheless."));
     }
     // Entering ends what this machine's dead commands left; then it is gone already.
     let session = OpenSession::open(handle, here, None, &*machine.processes).await?;

@@ -10,15 +10,16 @@ use crate::cli::output::{Failure, Output};
 
 /// Make a snapshot of a mount
 ///
-/// Everything written so far becomes a named, immutable snapshot. When this returns 0, the snapshot
-/// is in the bucket: it restores on an empty machine that has only the bucket and the password.
+/// Everything written so far becomes a named, immutable snapshot. When the command returns 0, the
+/// snapshot is in the bucket: an empty machine can restore it with only the bucket and the
+/// password.
 #[derive(Debug, clap::Args)]
 pub struct Snapshot {
     /// The mount, or any directory in it
     mountpoint: PathBuf,
-    /// Its name: 1–255 bytes, no '/', not starting with '.' or '@' (default: the time, UTC)
+    /// The name: 1–255 bytes, no '/', not starting with '.' or '@' (default: the time in UTC)
     name: Option<String>,
-    /// Tag it; may be repeated
+    /// Tag the snapshot; may be repeated
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
 }

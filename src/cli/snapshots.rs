@@ -15,7 +15,7 @@ pub struct Snapshots {
     /// A repository, or a mount of one
     #[arg(value_name = "URL|MOUNTPOINT")]
     target: String,
-    /// Those of every volume
+    /// List the snapshots of every volume
     #[arg(long)]
     all: bool,
 }

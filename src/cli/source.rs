@@ -8,14 +8,14 @@ use crate::cli::output::Failure;
 use crate::cli::password::{Sources, Variables};
 use crate::mounting::settings::Settings;
 
-/// Its password and store, as well as BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD and the
-/// configuration.
+/// The password and the store of the source. BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD and the
+/// configuration give them too.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Source {
     /// Read the source's password from the first line of this file
     #[arg(long, value_name = "FILE", help_heading = "Source")]
     from_password_file: Option<PathBuf>,
-    /// Read the source's password from what this command prints
+    /// Read the source's password from the output of this command
     #[arg(long, value_name = "COMMAND", help_heading = "Source")]
     from_password_command: Option<String>,
     /// The source store's address

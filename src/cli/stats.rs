@@ -14,13 +14,13 @@ use crate::stats::{Bill, Stats};
 
 /// Show what a repository holds: raw, unique and stored bytes, objects, and an estimate of the bill
 ///
-/// Raw is what all snapshots would take one by one, unique what is left of that after
-/// deduplication, stored what lies in the bucket after compression. Reads the index, no data. What
-/// is stored may include what is forgotten and not yet collected (bkfs gc).
+/// Raw is the size of all snapshots without deduplication, unique the size after deduplication,
+/// stored the size in the bucket after compression. The command reads the index and no data. Stored
+/// bytes include forgotten data that bkfs gc has not freed yet.
 ///
-/// The estimate takes prices from the table [prices] of the configuration (storage_gb_month,
-/// put_1000, currency); without one, the list prices of S3 Standard in us-east-1, and none for a
-/// local directory.
+/// The estimate uses the prices in the table [prices] of the configuration (storage_gb_month,
+/// put_1000, currency). Without one it uses the list prices of S3 Standard in us-east-1, or no
+/// prices for a local directory.
 #[derive(Debug, clap::Args)]
 pub struct StatsCommand {
     /// The repository, or a mount of one

@@ -13,15 +13,15 @@ const FILES_SHOWN: usize = 20;
 
 /// Show the health of a mount
 ///
-/// When something that was written can no longer be stored, the mount takes no more writes, and
-/// every write, fsync, close and snapshot fails, until an operator has seen what was lost: this shows
-/// it, and --acknowledge ends it.
+/// When written data can no longer be stored, the mount takes no more writes: every write, fsync,
+/// close and snapshot fails until an operator has seen what was lost. This command shows the
+/// losses, and --acknowledge accepts them.
 #[derive(Debug, clap::Args)]
 pub struct Status {
     /// The mount, or any directory in it
     mountpoint: PathBuf,
-    /// Drop the list of lost files, and let the mount go on from its last commit: without what was
-    /// lost
+    /// Accept the losses: drop the list of lost files, and continue from the last commit without
+    /// them
     #[arg(long)]
     acknowledge: bool,
 }
@@ -34,7 +34,7 @@ pub fn run(command: Status, _: &Global, output: &Output) -> Result<(), Failure> 
     let mount = MountClient::find(&command.mountpoint)?;
     if command.acknowledge {
         let hint = format!(
-            "What was lost stays listed. Unmount without it: bkfs umount --discard {}",
+            "The losses stay listed. To unmount without the lost data: bkfs umount --discard {}",
             mount.mount_point().display()
         );
         let lost = mount
@@ -54,7 +54,7 @@ fn acknowledged(lost: &Value) -> String {
     match files(lost, "lost") {
         lines if lines.is_empty() => "nothing was lost".into(),
         lines => format!(
-            "{}\nacknowledged: the mount goes on from generation {generation}",
+            "{}\nacknowledged: the mount continues from generation {generation}",
             lines.join("\n")
         ),
     }
@@ -86,7 +86,10 @@ fn spools(status: &Value) -> Vec<String> {
     let word = |entry: &Value, key: &str| entry[key].as_str().unwrap_or("?").to_owned();
     let recovered = list("recovered").into_iter().map(|made| {
         let (snapshot, volume) = (word(&made, "snapshot"), word(&made, "volume"));
-        format!("recovered    snapshot {snapshot} of volume {volume}: what only this machine had when another one took over")
+        format!(
+            "recovered    snapshot {snapshot} of volume {volume}: data that only this machine had \
+             when another one took over"
+        )
     });
     let stranded = list("stranded").into_iter().map(|left| {
         let count = bytes(left["bytes"].as_u64().unwrap_or(0));
@@ -104,19 +107,19 @@ fn store(store: &Value) -> Vec<String> {
     let word = |key: &str| store[key].as_str().unwrap_or("?");
     let count = |key: &str| store[key].as_u64().unwrap_or(0);
     let end = match count("fails_in_seconds") {
-        0 => "what waits for the store fails".to_owned(),
-        left => format!("what waits for the store fails in {left} s"),
+        0 => "waiting requests fail".to_owned(),
+        left => format!("waiting requests fail in {left} s"),
     };
     vec![
         format!(
-            "store        has not done its part since {} ({} s): {}: {}",
+            "store        has not answered as needed since {} ({} s): {}: {}",
             word("since"),
             count("seconds"),
             word("cause"),
             word("error")
         ),
         format!(
-            "waiting      {} are not in the bucket, {} requests are under way; {end}",
+            "waiting      {} are not in the bucket, {} requests are in flight; {end}",
             bytes(count("waiting_bytes")),
             count("waiting_requests")
         ),
@@ -131,7 +134,7 @@ fn scrub(scrub: &Value) -> Vec<String> {
     }
     let last = match scrub["last_round"].as_str() {
         Some(time) => format!("last round ended {time}"),
-        None => "no full round yet".to_owned(),
+        None => "no complete round yet".to_owned(),
     };
     let mut lines = vec![format!(
         "scrubbing    {} of {} verified, {} per second; {last}",
@@ -142,7 +145,8 @@ fn scrub(scrub: &Value) -> Vec<String> {
     let damaged = count("damaged") + count("last_round_damaged");
     if damaged > 0 || count("quarantined") > 0 {
         lines.push(format!(
-            "damage       {damaged} packs or index objects found by this round and the last, {} places in quarantine: bkfs check --read-data names the files",
+            "damage       {damaged} packs or index objects found by this round and the last, {} \
+             places in quarantine: bkfs check --read-data names the files",
             count("quarantined")
         ));
     }

@@ -21,15 +21,15 @@ const EXIT_WAIT: Duration = Duration::from_secs(60);
 /// has gone by then.
 const PLACES_AFTER: Duration = Duration::from_secs(3);
 
-/// Drain, commit and unmount
+/// Upload what is left, commit and unmount
 ///
-/// Returns 0 only if everything that was written is in the bucket. If something cannot be stored,
-/// the mount stays, so that it can be tried again.
+/// The command returns 0 only if everything that was written is in the bucket. If something cannot
+/// be stored, the mount stays, so that you can try again.
 #[derive(Debug, clap::Args)]
 pub struct Umount {
     /// The mount
     mountpoint: PathBuf,
-    /// Unmount even if something that was written cannot be stored, and lose it
+    /// Unmount even if written data cannot be stored, and lose that data
     #[arg(long)]
     discard: bool,
 }
@@ -62,9 +62,10 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
         }
         (Err(failure), false) => {
             let hint = format!(
-                "Try again when the cause is mended, or lose it: bkfs umount --discard {root}"
+                "Mend the cause and try again, or unmount and lose the data: bkfs umount \
+                 --discard {root}"
             );
-            let doing = format!("{root} stays mounted, since not everything is in the bucket");
+            let doing = format!("{root} stays mounted: not everything is in the bucket");
             return Err(failure.context(doing).hint(hint));
         }
     };
@@ -99,9 +100,8 @@ fn drain(mount: &MountClient, status: &serde_json::Value) -> Result<u64, Failure
 fn unmount_dead(mount: &MountClient, failure: Failure) -> Result<(), Failure> {
     bkfs_fuse::unmount(mount.mount_point(), false)
         .map_err(|error| Failure::new(error.to_string()))?;
-    Err(failure.context(
-        "unmounted, but its daemon could not be asked whether everything is in the bucket",
-    ))
+    Err(failure
+        .context("unmounted, but the daemon did not say whether everything is in the bucket"))
 }
 
 /// Handles a mount that may be alive and cannot be asked: it stays, or is unmounted with
@@ -115,14 +115,19 @@ fn unasked(
     let root = mount.mount_point().display();
     if !command.discard {
         let doing = format!(
-            "{root} stays mounted, since it cannot be asked whether everything is in the bucket"
+            "{root} stays mounted: its daemon did not say whether everything is in the bucket"
         );
         let hint = format!(
-            "Do it as the user who mounted, or let the daemon drain behind you: umount -i {root}. To lose what is not in the bucket: bkfs umount --discard {root}"
+            "Unmount as the user who mounted it, or let the daemon upload the rest in the \
+             background: umount -i {root}. To lose what is not in the bucket: bkfs umount \
+             --discard {root}"
         );
         return Err(failure.context(doing).hint(hint));
     }
-    output.remark(format_args!("not asked: {}", failure.message));
+    output.remark(format_args!(
+        "the daemon did not answer: {}",
+        failure.message
+    ));
     bkfs_fuse::unmount(mount.mount_point(), false)
         .map_err(|error| Failure::new(error.to_string()))?;
     let answer = json!({ "mountpoint": mount.mount_point().to_string_lossy(), "generation": null });
@@ -189,12 +194,14 @@ impl Daemon {
         };
         let all: Vec<String> = places.iter().map(describe).collect();
         let message = format!(
-            "unmounted here, but process {} goes on and keeps the volume, since it is still mounted at {}",
+            "unmounted here, but process {} still runs and holds the volume: it is still mounted \
+             at {}",
             self.number,
             all.join(", at ")
         );
         let hint = format!(
-            "End what uses it there, or unmount it there too: nsenter --target {} --mount umount -i {}",
+            "End the processes that use it there, or unmount it there too: nsenter --target {} \
+             --mount umount -i {}",
             first.process,
             first.mount_point.display()
         );
@@ -212,7 +219,7 @@ impl Daemon {
             Some(Outcome {
                 error: Some(error), ..
             }) => Err(Failure::new(format!(
-                "unmounted, but the end of the mount failed: {error}"
+                "unmounted, but the last commit failed: {error}"
             ))),
             None => Err(Failure::new(
                 "unmounted, but the daemon did not say whether everything is in the bucket",

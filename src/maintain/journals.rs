@@ -369,16 +369,19 @@ impl Unreplayable {
         let lost = self.lost();
         match self.keys.len() {
             0 if self.gap.is_some() => steps.push(format!(
-                "give up journals that are missing from the bucket: {lost} is lost, and the volume can be mounted again"
+                "give up journals that are missing from the bucket: {lost} is lost, and the \
+                 volume can be mounted again"
             )),
             0 => {}
             count => steps.push(format!(
-                "set {count} journals aside that cannot be carried out, below {SET_ASIDE}: {lost} is lost, and the volume can be mounted again"
+                "set {count} journals aside that cannot be carried out, below {SET_ASIDE}: {lost} \
+                 is lost, and the volume can be mounted again"
             )),
         }
         if !self.covered.is_empty() {
             steps.push(format!(
-                "set {} journals aside that cannot be read, below {SET_ASIDE}: commits have all that they say",
+                "set {} journals aside that cannot be read, below {SET_ASIDE}: commits have all \
+                 that they say",
                 self.covered.len()
             ));
         }

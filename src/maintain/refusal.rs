@@ -153,10 +153,10 @@ pub(super) async fn refuse_newer_keys(
         Some((epoch, key)) => Err(RootError::damaged(
             key,
             format!(
-                "it states master key {epoch}, and no object of that epoch is sealed under the one \
-                 that the given key holds: two rotations were begun, and another one was made; give \
-                 the password of another key, or name it with --key; if it is certain that there was \
-                 none, remove this object and repair again"
+                "it states master key {epoch}, and no object of that epoch is sealed under the \
+                 one that the given key holds: two rotations were begun, and another one was \
+                 made; give the password of another key, or name it with --key; if it is certain \
+                 that there was none, remove this object and repair again"
             ),
         )),
         None => Ok(()),

@@ -207,7 +207,8 @@ fn make_plan(
             plan.loses_chain = !findings.listed.lost_chain.is_empty();
             if plan.loses_chain {
                 plan.steps.push(
-                    "give up the older part of the chain of generations: machines that have seen one of these ask once"
+                    "give up the older part of the chain of generations: machines that have seen \
+                     one of these ask once"
                         .to_owned(),
                 );
             }
@@ -228,7 +229,8 @@ fn plan_lost_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut 
     plan_lists(findings, tips, plan);
     plan.lost_lists.clone_from(&findings.listed.lost);
     plan.steps.push(format!(
-        "write {} lost lists of snapshots anew: {} snapshots and {} in the trash are known from commit records",
+        "write {} lost lists of snapshots anew: {} snapshots and {} in the trash are known from \
+         commit records",
         plan.lost_lists.len(),
         plan.snapshots.len(),
         plan.trash.len()
@@ -323,10 +325,15 @@ fn plan_root(
         .map(|(name, volume)| format!("{name} as of its commit {}", volume.sequence))
         .collect();
     plan.steps.push(format!(
-        "write a new root of generation {}: {} packs; volumes: {}; {} snapshots, {} in the trash; {} ended sessions with journals",
+        "write a new root of generation {}: {} packs; volumes: {}; {} snapshots, {} in the trash; \
+         {} ended sessions with journals",
         root.generation,
         plan.packs.len(),
-        if volumes.is_empty() { "none".to_owned() } else { volumes.join(", ") },
+        if volumes.is_empty() {
+            "none".to_owned()
+        } else {
+            volumes.join(", ")
+        },
         plan.snapshots.len(),
         plan.trash.len(),
         root.sessions.len(),
@@ -358,7 +365,8 @@ fn plan_quarantine(findings: &Findings, plan: &mut RepairPlan) {
         return;
     }
     plan.steps.push(format!(
-        "put {} damaged places in quarantine, so that the next write of the same data stores it again",
+        "put {} damaged places in quarantine, so that the next write of the same data stores it \
+         again",
         found.len()
     ));
     found.sort();

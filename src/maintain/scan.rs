@@ -244,7 +244,8 @@ impl Scan<'_> {
             }
         }
         if self.keyring.is_sealed() && slots == 0 {
-            let what = "no key slot of this repository is left: keep this process' password, and nothing else will open it";
+            let what = "no key slot of this repository is left: keep this process' password, and nothing \
+                 else will open it";
             report.add(Problem::new("keys/", ProblemKind::Missing, what));
         }
         Ok(())
@@ -347,7 +348,8 @@ impl Scan<'_> {
             }
         };
         if let Err(error) = remembered {
-            tracing::warn!(%error, "cannot remember which generation of the repository was seen last");
+            tracing::warn!(%error,
+                "cannot remember which generation of the repository was seen last");
         }
         Ok(())
     }

@@ -49,7 +49,7 @@ pub enum SpoolingError {
         mount: String,
     },
     /// The directory cannot be determined or used.
-    #[error("the spool {path} cannot be used: {source} (-o spool_size=0 does without)")]
+    #[error("cannot use the spool {path}: {source}; -o spool_size=0 mounts without a spool")]
     Unusable {
         /// The directory.
         path: String,
@@ -57,10 +57,10 @@ pub enum SpoolingError {
         source: io::Error,
     },
     /// The disk failed.
-    #[error("{0} (-o spool_size=0 does without a spool)")]
+    #[error("{0}; -o spool_size=0 mounts without a spool")]
     Spool(#[from] SpoolError),
     /// The objects of a spool could not be brought into the bucket; they are still in the spool.
-    #[error("what an earlier mount left in {path} could not be replayed: {source}")]
+    #[error("cannot replay what an earlier mount left in the spool {path}: {source}")]
     Replay {
         /// The spool.
         path: String,
@@ -69,8 +69,8 @@ pub enum SpoolingError {
     },
     /// Acknowledged data is damaged in a spool, and is nowhere else. No object of it was sent.
     #[error(
-        "the spool {path} of volume {volume} has lost something that was acknowledged: {damage}; \
-         nothing of it was sent, and it stays as it is"
+        "the spool {path} of volume {volume} has lost acknowledged data: {damage}; bkfs sent \
+         nothing of it, and left it unchanged"
     )]
     Damaged {
         /// The spool.

@@ -62,7 +62,7 @@ pub enum RecoveryError {
     #[error(transparent)]
     RecoveryBase(#[from] RecoveryBaseError),
     /// Something that the journals refer to is gone.
-    #[error("what they follow is no more in the repository ({0})")]
+    #[error("the commit that the journals follow is no longer in the repository ({0})")]
     Gone(ContentError),
     /// A journal that was acknowledged is damaged in the spool, and may be in no commit.
     #[error("the journal {path} is damaged")]
@@ -71,7 +71,7 @@ pub enum RecoveryError {
         path: String,
     },
     /// Journals that make no sense.
-    #[error("a journal of it cannot be read: {0}")]
+    #[error("cannot read a journal of the spool: {0}")]
     Malformed(String),
     /// The spool cannot be read.
     #[error(transparent)]

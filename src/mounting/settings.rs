@@ -55,34 +55,34 @@ const KEY: &str = "the whole name of a key, 16 hexadecimal digits as bkfs key li
 
 /// Every option of a mount, for the help text.
 pub const OPTIONS_HELP: &str = "\
-Mount options (-o NAME=VALUE,…), in parentheses what holds without them:
+Mount options (-o NAME=VALUE,…), with the defaults in parentheses:
   volume=NAME            the volume to work on (main)
-  snapshot=NAME          this snapshot only: its name, latest or @TIME
+  snapshot=NAME          mount only this snapshot: its name, latest or @TIME
   ro                     read-only
   fsync=bucket|local     fsync waits for the bucket, or for the spool on this machine (bucket)
   close=bounded|durable|async
-                         close waits for little, for the bucket, or for nothing (bounded)
-  dedup=shared|private   with private the writes of other users (allow_other) are stored anew,
-                         so that none learns from their speed what is stored (shared)
-  cache_dir=DIRECTORY    (/var/cache/bkfs, or $XDG_CACHE_HOME/bkfs)
-  cache_size=SIZE        (10G, at most a tenth of what is free)
-  spool_size=SIZE        what may lie on disk until a slow store takes it; 0 for nothing (4G)
-  memory=SIZE            for everything, at least 128M (512M)
+                         close waits for a bounded time, for the bucket, or not at all (bounded)
+  dedup=shared|private   private stores the writes of other users (allow_other) without dedup,
+                         so that their speed does not show them what is stored (shared)
+  cache_dir=DIRECTORY    where to keep fetched data (/var/cache/bkfs or $XDG_CACHE_HOME/bkfs)
+  cache_size=SIZE        most bytes of that (10G, at most a tenth of what is free)
+  spool_size=SIZE        most bytes on disk that wait for a slow store; 0 for no spool (4G)
+  memory=SIZE            memory for everything, at least 128M (512M)
   compression=auto|none|LEVEL
-                         LEVEL 1 to 19; auto follows content, processor and store (auto)
-  upload_rate=RATE       bytes per second, at least 256K (as fast as it goes)
-  download_rate=RATE     the same
-  scrub=RATE             verify all packs in the background, at least 64K per second (not at all)
-  timeout=SECONDS        how long the store may make no progress (300)
+                         LEVEL 1 to 19; auto adapts to content, processor and store (auto)
+  upload_rate=RATE       bytes per second, at least 256K (unlimited)
+  download_rate=RATE     bytes per second, at least 256K (unlimited)
+  scrub=RATE             verify all packs in the background, at least 64K per second (off)
+  timeout=SECONDS        how long the store may make no progress before requests fail (300)
   drain=SECONDS          how long SIGTERM waits for the store (600)
-  wait                   wait for a server that cannot be reached at all, as long as timeout= says
-  accept_loss            go on without what was acknowledged and is missing from the bucket
+  wait                   wait up to timeout= for a server that cannot be reached
+  accept_loss            continue without acknowledged changes that the bucket has lost
   endpoint=URL, region=NAME, password_file=FILE, key=NAME
-                         as the options of these names
-  allow_suid, allow_dev  as suid and dev, also through mount(8) and fstab (neither)
+                         like the arguments of these names
+  allow_suid, allow_dev  like suid and dev, but also through mount(8) and fstab (off)
   allow_other, allow_root, default_permissions, uid=, gid=, umask=, noatime, …
-                         as for every FUSE filesystem
-SIZE and RATE take units: 64K, 512M, 10G. SEMANTICS.md says what each promises.";
+                         as in every FUSE filesystem
+SIZE and RATE take units: 64K, 512M, 10G. SEMANTICS.md says what each option promises.";
 
 /// Options of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]

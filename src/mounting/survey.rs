@@ -80,7 +80,8 @@ impl fmt::Display for Damage {
                 journal,
             } => write!(
                 formatter,
-                "the pack {path} is damaged, the bucket does not have it, and the journal {journal} needs it"
+                "the pack {path} is damaged, the bucket does not have it, and the journal \
+                 {journal} needs it"
             ),
             Self::Pack {
                 path,
@@ -88,7 +89,8 @@ impl fmt::Display for Damage {
                 journal,
             } => write!(
                 formatter,
-                "the pack {path} is neither in it nor in the bucket, and the journal {journal} needs it"
+                "the pack {path} is neither in it nor in the bucket, and the journal {journal} \
+                 needs it"
             ),
         }
     }

@@ -101,7 +101,8 @@ pub async fn end(
         journals.forget_kept(u64::MAX).await;
     } else if journals.is_needed() {
         tracing::warn!(
-            "acknowledged changes are in no commit: the session stays in the root, and the next mount of the volume carries them out"
+            "acknowledged changes are in no commit: the session stays in the root, and the next \
+             mount of the volume carries them out"
         );
         return Ok(());
     }
@@ -119,7 +120,8 @@ pub async fn tell_uncarried(handle: RootHandle, content_store: ContentStore, acc
     let lost = match forget_carried(&handle, &content_store).await {
         Ok(lost) => lost,
         Err(error) => {
-            tracing::debug!(%error, "whether all that was sent is carried out is left to the next mount");
+            tracing::debug!(%error,
+                "whether all that was sent is carried out is left to the next mount");
             return;
         }
     };

@@ -362,7 +362,9 @@ fn name_recovery_bases(root: &Root) {
     };
     let (session, host) = (first.session, first.host());
     tracing::warn!(
-        "{} spools of ended sessions (of at most {RECOVERY_BASES_MAX}) may hold what was acknowledged, and keep collection from freeing what that may need; the first, of session {session}, is on host {host}: mount there, or see bkfs session list",
+        "{} spools of ended sessions (of at most {RECOVERY_BASES_MAX}) may hold what was \
+         acknowledged, and keep collection from freeing what that may need; the first, of session \
+         {session}, is on host {host}: mount there, or see bkfs session list",
         recovery_bases.len()
     );
 }
@@ -410,7 +412,8 @@ impl Writer {
             biased;
             ended = leave => ended,
             () = deadline.passed_by(KEEPING + LEAVING) => {
-                tracing::warn!("the session stays in the root: the next mount on this machine ends it");
+                tracing::warn!(
+                    "the session stays in the root: the next mount on this machine ends it");
                 Ok(())
             }
         };
@@ -466,7 +469,8 @@ impl Tasks {
         };
         match kept {
             Ok(()) => VolumeError::Commit(format!(
-                "{error}: the rest stays in the spool, and the next mount on this machine brings it to the bucket"
+                "{error}: the rest stays in the spool, and the next mount on this machine brings \
+                 it to the bucket"
             )),
             Err(error) => {
                 name_lost(&self.volume, &error).await;

@@ -59,7 +59,7 @@ pub enum ReplicateError {
     #[error(transparent)]
     Volume(#[from] VolumeError),
     /// Both URLs lead to one repository.
-    #[error("both are the same repository")]
+    #[error("the source and the target are the same repository")]
     Same,
     /// The target's volume holds changes that no copy brought there.
     #[error("volume {volume:?} of the target holds changes that are in no snapshot of the source")]
@@ -68,21 +68,22 @@ pub enum ReplicateError {
         volume: String,
     },
     /// A session of the target's volume acknowledged changes that are in no commit yet.
-    #[error("volume {volume:?} of the target has acknowledged changes that are in no commit yet")]
+    #[error("volume {volume:?} of the target has acknowledged changes that are not committed yet")]
     Unreplayed {
         /// Name of the volume.
         volume: String,
     },
     /// A snapshot would have to be inserted before others of the target.
     #[error(
-        "snapshot {name:?} is older than the newest one that the target has, and snapshots are only added at the end"
+        "snapshot {name:?} is older than the newest snapshot of the target, and a copy adds only \
+         newer ones"
     )]
     Older {
         /// Name of the snapshot.
         name: String,
     },
     /// The target has another snapshot of the same name.
-    #[error("the target has another snapshot {name:?}")]
+    #[error("the target has a different snapshot with the name {name:?}")]
     Taken {
         /// Name of the snapshot.
         name: String,

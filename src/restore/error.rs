@@ -17,7 +17,7 @@ pub enum RestoreError {
         reason: String,
     },
     /// The snapshot has no such path.
-    #[error("no {path} in the snapshot")]
+    #[error("the snapshot has no {path}")]
     NoSuchPath {
         /// The path.
         path: String,

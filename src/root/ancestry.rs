@@ -80,7 +80,9 @@ fn unreadable(list: ListRef, error: RootError) -> RootError {
     match error {
         RootError::Store(error) if error.is_not_found() => RootError::damaged(
             &list.name.key(Class::List),
-            "it is missing, and would tell whether this root descends from the one that this machine has seen (bkfs check --repair does without it; --accept-rollback goes on once)",
+            "it is missing, and would tell whether this root descends from the one that this \
+             machine has seen (bkfs check --repair does without it; --accept-rollback goes on \
+             once)",
         ),
         other => other,
     }
@@ -125,7 +127,9 @@ impl Rebuilds {
         match judged {
             Err(error @ RootError::Rebuilt { known, lost }) => {
                 self.0.get_or_init(|| {
-                    tracing::error!(%error, "the root was rebuilt while this process ran: nothing more is written by it");
+                    tracing::error!(%error,
+                        "the root was rebuilt while this process ran: nothing more is written by \
+                         it");
                     (known, lost)
                 });
                 Ok(())

@@ -59,7 +59,8 @@ impl KeyChoice {
             return;
         };
         if let Err(error) = blocking(move || write(&directory, slot)).await {
-            tracing::warn!(%error, "cannot remember which key opened; all keys are tried in turn next time");
+            tracing::warn!(%error,
+                "cannot remember which key opened; all keys are tried in turn next time");
         }
     }
 }

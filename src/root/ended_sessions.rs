@@ -434,7 +434,8 @@ pub(super) async fn accept_loss(
         return Ok(());
     };
     tracing::error!(
-        "{gap}; that is accepted: the volume goes on without them, and {} journals behind them are set aside below {SET_ASIDE}",
+        "{gap}; that is accepted: the volume goes on without them, and {} journals behind them \
+         are set aside below {SET_ASIDE}",
         ended_session.behind.len()
     );
     set_aside_behind(handle, ended_session).await?;

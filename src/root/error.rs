@@ -47,7 +47,8 @@ pub enum RootError {
     Content(#[from] ContentError),
     /// A change was sent, and it is not known whether it was made.
     #[error(
-        "it is not known whether the change to the repository was made: {reason}; look before repeating it"
+        "it is not known whether the change to the repository was made: {reason}; check the \
+         repository before you repeat the change"
     )]
     OutcomeUnknown {
         /// The store's last error.
@@ -57,7 +58,7 @@ pub enum RootError {
     #[error("{0}")]
     Refused(#[from] Refusal),
     /// Other writers replaced the root before every attempt of this change. Nothing was changed.
-    #[error("too many writers replace the root at once; tried {attempts} times")]
+    #[error("other writers replaced the root during each of {attempts} attempts: try again")]
     Contended {
         /// Number of attempts.
         attempts: u32,
@@ -78,7 +79,9 @@ pub enum RootError {
     },
     /// Something that a check could not read can be read now: a repair would give up what is whole.
     #[error(
-        "{object} is not given up: it was damaged or missing when the repository was checked, and it is not now; the store has given different answers, or another program has changed the repository since. Nothing was changed: run the check again"
+        "did not give up {object}: it was damaged or missing during the check, and is not now. \
+         The store gave different answers, or another program has changed the repository since. \
+         Nothing was changed: run the check again"
     )]
     NoLongerLost {
         /// The key of the object in the bucket, or the name of the snapshot.
@@ -86,7 +89,8 @@ pub enum RootError {
     },
     /// A list of condemned packs cannot be read: what a collection may delete is not known.
     #[error(
-        "{key}, a list of packs that a collection has condemned, cannot be read ({reason}): what may be deleted is not known, and nothing new may rely on it"
+        "cannot read {key}, a list of packs that a collection has condemned ({reason}): it is not \
+         known which packs may be deleted, so bkfs writes nothing that relies on them"
     )]
     CondemnedUnknown {
         /// The key of the list in the bucket.
@@ -96,7 +100,8 @@ pub enum RootError {
     },
     /// A collection would keep less than is plausible.
     #[error(
-        "{gone_bytes} of {held_bytes} bytes that the repository held would be gone: nothing was condemned or deleted"
+        "the collection would free {gone_bytes} of the {held_bytes} bytes that the repository \
+         held: nothing was condemned or deleted"
     )]
     TooMuch {
         /// Bytes that are no longer needed.
@@ -117,7 +122,12 @@ pub enum RootError {
     State(#[from] StateError),
     /// The bucket shows an older root than this machine has seen, or another one of the same
     /// generation.
-    #[error("the repository shows generation {}, but generation {} was seen before: the bucket was rolled back", found.generation, known.generation)]
+    #[error(
+        "the repository shows generation {}, but generation {} was seen before: the bucket was \
+         rolled back",
+        found.generation,
+        known.generation
+    )]
     Rollback {
         /// The newest root that this machine has seen, or the oldest that the user accepts.
         known: RootMark,
@@ -126,7 +136,13 @@ pub enum RootError {
     },
     /// The bucket shows a newer root than this machine has seen, which does not descend from that
     /// one.
-    #[error("the repository shows generation {}, which does not descend from generation {} as it was seen before: the bucket was rolled back and written to since, or its store's conditional writes are not atomic", found.generation, known.generation)]
+    #[error(
+        "the repository shows generation {}, which does not descend from generation {} as it was \
+         seen before: the bucket was rolled back and written to since, or its store's conditional \
+         writes are not atomic",
+        found.generation,
+        known.generation
+    )]
     NotDescended {
         /// The newest root that this machine has seen.
         known: RootMark,
@@ -134,7 +150,12 @@ pub enum RootError {
         found: RootMark,
     },
     /// The root was lost and rebuilt since this machine has seen it.
-    #[error("the repository was rebuilt after its root was lost; its repair knew of generations up to {lost}, and generation {} was seen here before: what was committed up to then may be missing", known.generation)]
+    #[error(
+        "the repository was rebuilt after its root was lost; the repair knew generations up to \
+         {lost}, and this machine has seen generation {} before: commits up to then may be \
+         missing",
+        known.generation
+    )]
     Rebuilt {
         /// The newest root that this machine has seen.
         known: RootMark,
@@ -149,7 +170,7 @@ pub enum RootError {
     },
     /// The bucket has another repository than this machine knows.
     #[error(
-        "this machine has known {known} here, and now {found} is here: another one was put in its place"
+        "this machine knows {known} at this address, and found {found}: the repository was replaced"
     )]
     Replaced {
         /// The repository that this machine knows.
@@ -159,22 +180,29 @@ pub enum RootError {
     },
     /// The config states another lock rule than the root does.
     #[error(
-        "config is another one than the root tells of: its rule of locks is not the repository's, as if an older config had been put back"
+        "the object config does not match the root: its lock rule is not that of the repository; \
+         an older config may have been put back"
     )]
     OtherLockRule,
     /// A root that the store acknowledged is no ancestor of the present root.
-    #[error("this store's conditional writes are not atomic: it acknowledged generation {} of the root, and then let another writer replace it as if it had not been there; what this session committed since then is in no root", made.generation)]
+    #[error(
+        "this store's conditional writes are not atomic: it acknowledged generation {} of the \
+         root, and then accepted a replacement of an older root; what this session committed \
+         since then is in no root",
+        made.generation
+    )]
     NotAtomic {
         /// The root that was acknowledged.
         made: RootMark,
     },
     /// The repository's format asks for a newer program before anything is written.
     #[error(
-        "this repository has features unknown to this program: it can be read, but a newer bkfs is needed to write"
+        "this repository has features unknown to this program: it can be read, but a newer bkfs \
+         is needed to write"
     )]
     ReadOnlyFeatures,
     /// A snapshot of that name exists in the volume.
-    #[error("snapshot {name:?} exists already")]
+    #[error("snapshot {name:?} already exists")]
     NameTaken {
         /// The name.
         name: String,
@@ -188,7 +216,7 @@ pub enum RootError {
         volume: String,
     },
     /// A name that is not allowed.
-    #[error("{name:?} is no name: {source}")]
+    #[error("{name:?} is not a valid name: {source}")]
     BadName {
         /// The name.
         name: String,
@@ -196,7 +224,7 @@ pub enum RootError {
         source: NameError,
     },
     /// `@TIME` that is no valid time.
-    #[error("{text:?} is no time (example: @2026-11-20T10:00:00Z)")]
+    #[error("{text:?} is not a time (example: @2026-11-20T10:00:00Z)")]
     BadTime {
         /// The text that was given.
         text: String,
@@ -230,8 +258,8 @@ pub enum RootError {
     /// A key slot that opened the repository on this machine is damaged, and the password opens no
     /// other one.
     #[error(
-        "a key that opened the repository on this machine before cannot be used ({reason}), and the \
-         password opens no other one: it is that of the damaged key, or wrong"
+        "a key that opened the repository on this machine before cannot be used ({reason}), and \
+         the password opens no other one: it is that of the damaged key, or wrong"
     )]
     OwnKeyDamaged {
         /// The slot, and its damage.
@@ -239,7 +267,9 @@ pub enum RootError {
     },
     /// No key slot that was tried opens with the password, and others were not tried.
     #[error(
-        "no key opens with this password, and {untried} were not tried: they ask for more work or room than all trials of one password may take, as if an attacker had put them there"
+        "no key opens with this password, and {untried} keys were not tried: they ask for more \
+         work or memory than all trials of one password may take; an attacker may have put them \
+         there"
     )]
     KeysUntried {
         /// Number of slots that were not tried.
@@ -248,7 +278,8 @@ pub enum RootError {
     /// The password opens a key slot, and the root is sealed under a newer master key than that
     /// holds.
     #[error(
-        "the password opens key {slot}, which is of epoch {held}, and the root is sealed under master key {needed}: the master key was rotated since, and this key was dropped, or put back"
+        "the password opens key {slot} of epoch {held}, and the root is sealed under master key \
+         {needed}: the master key was rotated since, and this key was dropped, or put back"
     )]
     OlderKey {
         /// The slot.
@@ -283,7 +314,8 @@ pub enum RootError {
     /// A password was given for a repository that is not sealed: an attacker may have put it in the
     /// place of a sealed one.
     #[error(
-        "a password was given, but this repository is not encrypted: any writer to the bucket could have put it there"
+        "a password was given, but this repository is not encrypted: anyone who can write to the \
+         bucket could have put it there"
     )]
     NotEncrypted,
     /// The store's conditional writes are faulty, so that two writers could destroy each other's
@@ -401,59 +433,51 @@ impl RootError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Refused(Refusal::Held { .. }) => Some(
-                "mount with -o ro to read, with -o volume=NAME to write another volume, or with --steal to take this one over (its holder's unsent writes then fail)",
+                "mount with -o ro to read, with -o volume=NAME to write another volume, or with \
+                 --steal to take this volume over (unsent writes of its holder then fail)",
             ),
             Self::Refused(Refusal::Fenced { .. }) => {
                 Some("unmount, and mount again: this mount can no longer write")
             }
             Self::Rollback { .. } | Self::NotDescended { .. } => Some(
-                "bring the bucket's newest state back; if what it has lost is known and accepted, give --accept-rollback once on this machine",
+                "bring the newest state of the bucket back; if you know and accept what was lost, \
+                 give --accept-rollback once on this machine",
             ),
             Self::Rebuilt { .. } => Some(
-                "look through what is there (bkfs --accept-rollback snapshots); the option is needed once on this machine",
+                "check which snapshots are there (bkfs --accept-rollback snapshots); the option \
+                 is needed once on this machine",
             ),
             Self::JournalsMissing { .. } => Some(
-                "nothing was deleted or carried out; bring the journals back, for example from older \
-                 versions in the bucket, and mount again; to go on without them, give --accept-loss \
-                 once (bkfs mount, put, copy or session end; mount -o accept_loss)",
+                "nothing was deleted or replayed; bring the journals back, for example from older \
+                 versions in the bucket, and mount again; to go on without them, give \
+                 --accept-loss once (bkfs mount, put, copy or session end; mount -o accept_loss)",
             ),
             Self::Replaced { .. } => Some(
-                "no password was asked for or used; if the other repository is meant to be here, give --accept-replaced once on this machine",
-            ),
-            Self::WrongPasswordOrDamaged { .. } | Self::OwnKeyDamaged { .. } => Some(
-                "bring the object back from an older version in the bucket or from another copy; or \
-                 give the password of another key: with it, bkfs key remove takes the damaged one \
-                 away, and bkfs key add makes one for this password",
-            ),
-            Self::KeysUntried { .. } => Some(
-                "name the key of the password with --key, which is then tried before all others; then \
-                 remove the objects below keys/ that are of no user (bkfs key list, bkfs key remove)",
-            ),
-            Self::KeysConflict { .. } => Some(
-                "bring the newest root back; without one, give --key for the key whose objects can be \
-                 read (bkfs check --key NAME), and keep the other one",
-            ),
-            Self::NoSuchKey { .. } => Some("bkfs key list names them"),
-            Self::OlderKey { .. } => Some(
-                "give the password of a key of the newest epoch; with it, bkfs key add lets this one in again",
+                "no password was asked for or used; if you expect the other repository at this \
+                 address, give --accept-replaced once on this machine",
             ),
             Self::Refused(Refusal::Busy { .. }) => Some(
-                "unmount, or wait until the commands end; bkfs session list names them, bkfs session end ends dead ones",
+                "unmount, or wait until the commands end; bkfs session list shows the sessions, \
+                 bkfs session end ends dead ones",
             ),
             Self::OtherLockRule => Some(
-                "bring the newest version of the object config back, or state the rule anew: bkfs lock URL --days N",
+                "bring the newest version of the object config back, or set the rule again: bkfs \
+                 lock URL --days N",
             ),
             Self::NotAtomic { .. } => Some(
-                "use another store, or let one machine alone write to this one; bkfs check finds what was committed and lost, and README.md says how it comes back",
+                "use another store, or write to this one from a single machine; bkfs check finds \
+                 what was committed and lost, and README.md says how to bring it back",
             ),
             Self::Store(error) if error.kind() == StoreErrorKind::NoServer => Some(
-                "check the address, and that the server runs; --wait waits for it for as long as timeout= says",
+                "check the address, and that the server runs; with --wait bkfs waits for the \
+                 server for up to timeout= seconds",
             ),
             Self::CondemnedUnknown { .. } => Some(
-                "bkfs check --repair condemns anew what the list may have named; until then the repository can be read (-o ro), and not written or collected",
+                "bkfs check --repair condemns again what the list may have named; until then the \
+                 repository can be read (-o ro), but not written or collected",
             ),
             _ if self.object().is_some_and(|key| key.starts_with("lists/")) => {
-                Some("bkfs check --repair writes lost lists anew")
+                Some("bkfs check --repair writes lost lists again")
             }
             Self::OutcomeUnknown { .. } => Some("see bkfs snapshots"),
             Self::Refused(Refusal::Full { what: "sessions" }) => {
@@ -462,6 +486,32 @@ impl RootError {
             Self::Refused(Refusal::RecoveryBasesFull { .. }) => {
                 Some("nothing is lost; bkfs session list names all of the spools")
             }
+            _ => self.key_hint(),
+        }
+    }
+
+    /// Returns a line of advice if no key opens the repository.
+    fn key_hint(&self) -> Option<&'static str> {
+        match self {
+            Self::WrongPasswordOrDamaged { .. } | Self::OwnKeyDamaged { .. } => Some(
+                "bring the object back from an older version in the bucket or from another copy; \
+                 or give the password of another key: with it, bkfs key remove removes the \
+                 damaged key, and bkfs key add makes one for this password",
+            ),
+            Self::KeysUntried { .. } => Some(
+                "name the key of the password with --key, so that it is tried before all others; \
+                 then remove the objects below keys/ that belong to no user (bkfs key list, bkfs \
+                 key remove)",
+            ),
+            Self::KeysConflict { .. } => Some(
+                "bring the newest root back; without one, give --key for the key whose objects \
+                 can be read (bkfs check --key NAME), and keep the other one",
+            ),
+            Self::NoSuchKey { .. } => Some("bkfs key list shows the keys"),
+            Self::OlderKey { .. } => Some(
+                "give the password of a key of the newest epoch; with it, bkfs key add adds a key \
+                 for this password again",
+            ),
             _ => None,
         }
     }

@@ -66,7 +66,9 @@ impl fmt::Display for Gap {
         }
         write!(
             formatter,
-            "journals of session {session} of volume {volume} are missing: number {} (the first is {}); without them operations {first} to {last} ({} in all), which were acknowledged, are lost",
+            "journals of session {session} of volume {volume} are missing: number {} (the first \
+             is {}); without them operations {first} to {last} ({} in all), which were \
+             acknowledged, are lost",
             numbers.join(", "),
             self.key(),
             self.operations()

@@ -158,7 +158,8 @@ impl Heartbeat {
                     Ok(Err(
                         error @ (RootError::NotAtomic { .. } | RootError::NotDescended { .. }),
                     )) => {
-                        tracing::error!(%session, %error, "what this session committed is lost to it");
+                        tracing::error!(%session, %error,
+                            "what this session committed is lost to it");
                         Err(Refusal::Fenced { by: None })
                     }
                     Ok(Err(_)) | Err(_) => continue,

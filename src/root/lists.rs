@@ -163,7 +163,8 @@ impl Lists {
             match self.pack_shards(&[condemned.list]).await {
                 Ok(shards) => found.extend(names(&shards)),
                 Err(error) if error.is_of_one_object() => {
-                    tracing::warn!(%error, "a list of condemned packs cannot be read, which reading does not need");
+                    tracing::warn!(%error,
+                        "a list of condemned packs cannot be read, which reading does not need");
                 }
                 Err(error) => return Err(error),
             }

@@ -114,7 +114,8 @@ impl Slots {
                 Some(file)
             }
             Err(error) => {
-                tracing::warn!(%error, %slot, "cannot save this key on this machine before it is removed");
+                tracing::warn!(%error, %slot,
+                    "cannot save this key on this machine before it is removed");
                 None
             }
         }

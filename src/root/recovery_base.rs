@@ -56,11 +56,11 @@ pub struct RecoveryBase {
 #[derive(Debug, thiserror::Error)]
 pub enum RecoveryBaseError {
     /// No volume of the root has the key prefix of the journals.
-    #[error("the root names no volume that they belong to")]
+    #[error("the root names no volume for the journals")]
     NoVolume,
     /// Journals that were in the bucket are missing in between, and no known commit carried them
     /// out.
-    #[error("operations {from} to {to} of the session are in no commit that can be found")]
+    #[error("no commit that can be found has operations {from} to {to} of the session")]
     Gap {
         /// The first missing operation.
         from: u64,
@@ -68,7 +68,10 @@ pub enum RecoveryBaseError {
         to: u64,
     },
     /// The session's commit is not among the volume's last commits.
-    #[error("the commit that they follow is not among the last {followed} commits of the volume")]
+    #[error(
+        "the commit that the journals follow is not among the last {followed} commits of the \
+         volume"
+    )]
     TooFar {
         /// The number of commits that were read.
         followed: u32,

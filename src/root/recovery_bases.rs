@@ -112,7 +112,8 @@ impl Root {
             }
             if !self.volumes.contains_key(&recovery_base.volume) {
                 let text = format!(
-                    "the recovery base of session {session} names the volume {:?}, which is not there",
+                    "the recovery base of session {session} names the volume {:?}, which is not \
+                     there",
                     recovery_base.volume
                 );
                 return Err(StateError::Inconsistent(text));

@@ -27,19 +27,19 @@ pub enum Refusal {
         by: Box<HolderInfo>,
     },
     /// The id of a new session is already registered.
-    #[error("session {0} is registered already")]
+    #[error("session {0} is already registered")]
     SessionTaken(SessionId),
     /// The root has no room for one more entry of this kind.
-    #[error("the repository has its most {what}")]
+    #[error("the repository has the maximum number of {what}")]
     Full {
         /// The kind of entry.
         what: &'static str,
     },
     /// A session with a spool would leave the root, and the root has no room for its recovery base.
     #[error(
-        "the repository notes for its most spools ({RECOVERY_BASES_MAX}) that they may hold what was \
-         acknowledged; the oldest: {oldest}. Mount once on such a host, or give up for good \
-         what only those spools may hold: bkfs session end URL --give-up {}",
+        "the repository has recorded the maximum number ({RECOVERY_BASES_MAX}) of spools that may \
+         hold acknowledged data; the oldest: {oldest}. Mount once on such a host, or give up for \
+         good what only those spools may hold: bkfs session end URL --give-up {}",
         by_id(oldest)
     )]
     RecoveryBasesFull {
@@ -47,7 +47,7 @@ pub enum Refusal {
         oldest: OldestRecoveryBases,
     },
     /// The volume's ended sessions have to be replayed first (rule 7).
-    #[error("sessions of the volume have ended and are not yet replayed: {0:?}")]
+    #[error("ended sessions of the volume are not yet replayed: {0:?}")]
     Unreplayed(Vec<SessionId>),
     /// The change requires a root without sessions, and the root has some.
     #[error("the root has sessions, live or ending: {}", by_name(sessions))]
@@ -56,16 +56,19 @@ pub enum Refusal {
         sessions: Vec<(SessionId, HolderInfo)>,
     },
     /// A key slot was added after the slots were read.
-    #[error("key {0} was added meanwhile: look at the keys again (bkfs key list), and repeat this")]
+    #[error("key {0} was added meanwhile: check the keys (bkfs key list), and repeat the command")]
     KeysChanged(SlotName),
     /// The key slot by which the keys are changed was removed after the slots were read.
-    #[error("key {0}, by which this is done, was removed meanwhile: nothing was changed")]
+    #[error(
+        "key {0}, which opened the repository for this command, was removed meanwhile: nothing \
+         was changed"
+    )]
     KeyRemoved(SlotName),
     /// A list or index object that the change depends on has been replaced meanwhile.
     #[error("the lists of the root have changed meanwhile")]
     ListsChanged,
     /// The name is invalid for a volume.
-    #[error("{name:?} cannot name a volume: {source}")]
+    #[error("{name:?} is not a valid volume name: {source}")]
     BadName {
         /// The name.
         name: String,

@@ -111,7 +111,8 @@ pub async fn create(
     if config.lock() != new.lock {
         return Err(not_empty(
             store,
-            "an interrupted creation, which began with other --lock-days: remove the object config to begin anew",
+            "an interrupted creation, which began with other --lock-days: remove the object \
+             config to begin anew",
         ));
     }
     let keyring = match (new.password, config.is_sealed()) {
@@ -123,7 +124,8 @@ pub async fn create(
         _ => {
             return Err(not_empty(
                 store,
-                "an interrupted creation, which began with another choice of encryption: remove the object config to begin anew",
+                "an interrupted creation, which began with another choice of encryption: remove \
+                 the object config to begin anew",
             ));
         }
     };
@@ -374,7 +376,8 @@ impl Repository {
             Err(RootError::Store(error)) if error.is_not_found() => {
                 return Err(RootError::damaged(
                     ROOT_KEY,
-                    "it is missing (an interrupted creation is completed by: bkfs init; a lost root by: bkfs check --repair)",
+                    "it is missing (an interrupted creation is completed by: bkfs init; a lost \
+                     root by: bkfs check --repair)",
                 ));
             }
             Err(error) => return Err(of_older_key(&*patient, error, &keyring, slot).await?),

@@ -258,14 +258,16 @@ async fn keep(
         .collect();
     let opened = slots.first_of(&newer, secrets);
     if let Some((name, newer)) = opened {
-        tracing::warn!(slot = %slot.name, newer = %name, "the new key was removed meanwhile, and a newer one is there");
+        tracing::warn!(slot = %slot.name, newer = %name,
+            "the new key was removed meanwhile, and a newer one is there");
         return Ok(KnownSlot {
             name: *name,
             fingerprint: newer.fingerprint(),
         });
     }
     let copy = slots.put(slots.making_like(own, clock), secrets).await?;
-    tracing::warn!(slot = %slot.name, copy = %copy.name, "the new key was removed meanwhile; a copy stays");
+    tracing::warn!(slot = %slot.name, copy = %copy.name,
+        "the new key was removed meanwhile; a copy stays");
     for (name, _) in newer {
         tracing::warn!(slot = %name, copy = %copy.name,
             "this key came meanwhile, and the given password does not open it; if it is meant to \

@@ -97,7 +97,9 @@ impl SentJournals {
             read => read.map(Some),
         });
         let bytes = read.await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot read which journals this machine has sent: journals that were deleted from the bucket would go unnoticed");
+            tracing::warn!(%error,
+                "cannot read which journals this machine has sent: journals that were deleted \
+                 from the bucket would go unnoticed");
             None
         })?;
         let slots = bytes.chunks_exact(SLOT_BYTES).take(2);
@@ -135,7 +137,9 @@ impl SentJournals {
             file.write_all_at(text.as_bytes(), to.slot())
         });
         if let Err(error) = lowered.await {
-            tracing::warn!(%error, "cannot remember that the loss of journals is accepted: it must be accepted once more");
+            tracing::warn!(%error,
+                "cannot remember that the loss of journals is accepted: it must be accepted once \
+                 more");
         }
     }
 
@@ -220,7 +224,9 @@ impl Notes {
             }
         };
         if !self.said.swap(true, Ordering::Relaxed) {
-            tracing::warn!(%error, "cannot remember which journals were sent: if the newest are deleted from the bucket, this machine may not notice");
+            tracing::warn!(%error,
+                "cannot remember which journals were sent: if the newest are deleted from the \
+                 bucket, this machine may not notice");
         }
     }
 }

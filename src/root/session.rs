@@ -206,7 +206,8 @@ impl OpenSession {
             Err(error) => {
                 // The ended sessions stay in the root for a later session that can replay them.
                 if let Err(left) = session.end().await {
-                    tracing::warn!(error = %left, "a session that could not begin stays in the root");
+                    tracing::warn!(error = %left,
+                        "a session that could not begin stays in the root");
                 }
                 Err(error)
             }
@@ -263,7 +264,8 @@ impl OpenSession {
         // The heartbeat of a session that is in no root is never read. If it cannot be deleted (no
         // permission, no answer), it stays as garbage.
         if let Err(error) = handle.store().delete(&id.key()).await {
-            tracing::debug!(session = %id, %error, "the heartbeat object of an ended session stays behind");
+            tracing::debug!(session = %id, %error,
+                "the heartbeat object of an ended session stays behind");
         }
         Ok(())
     }
@@ -459,7 +461,8 @@ async fn judge(
             LocalVerdict::Alive => return Err(held(by)),
             LocalVerdict::Elsewhere => {}
         }
-        tracing::info!(volume, holder = %by, "the volume is held from elsewhere; watching whether its holder lives");
+        tracing::info!(volume, holder = %by,
+            "the volume is held from elsewhere; watching whether its holder lives");
         match watch_holder(handle, session, Some(volume)).await? {
             Watched::Alive => return Err(held(by)),
             Watched::Dead => return Ok((Claim::Dead(session), Some(by))),

@@ -29,17 +29,21 @@ pub enum SlotsError {
         count: usize,
     },
     /// As far as is known, no slot would be left that opens the repository.
-    #[error("{slot} is the only key that the given password opens: it is not removed")]
+    #[error("key {slot} was not removed: it is the only one that the given password opens")]
     Own {
         /// The slot.
         slot: SlotName,
     },
     /// The repository has the most slots that it may have.
-    #[error("there are {} keys already; remove one first", SLOTS_MAX)]
+    #[error(
+        "the repository has the maximum of {} keys: remove one first",
+        SLOTS_MAX
+    )]
     Full,
     /// The slot belongs to a rotation that is under way or was interrupted.
     #[error(
-        "key {slot} is of a newer epoch than the root: a rotation of the master key is under way, or was interrupted"
+        "key {slot} is of a newer epoch than the root: a rotation of the master key is under way, \
+         or was interrupted"
     )]
     Unfinished {
         /// The slot.
@@ -57,8 +61,8 @@ pub enum SlotsError {
     },
     /// The master key was rotated since the slots were read.
     #[error(
-        "the master key was rotated meanwhile: the keys that there were, and those that were \
-         added, open nothing any more"
+        "the master key was rotated meanwhile: the keys from before the rotation, and keys added \
+         to them, no longer open the repository"
     )]
     Rotated,
     /// Keys were removed, and then something failed, or some of them turned out to be needed.
@@ -74,17 +78,15 @@ pub enum SlotsError {
         source: Box<SlotsError>,
     },
     /// A rotation would drop keys of other passwords.
-    #[error(
-        "other passwords open the repository, and would open nothing new: {}",
-        shown(keys)
-    )]
+    #[error("the rotation would drop the keys of other passwords: {}", shown(keys))]
     Others {
         /// Those keys.
         keys: Vec<SlotFacts>,
     },
     /// The repository has had the most epochs that there may be.
     #[error(
-        "there were {} master keys already: copy to a new repository (bkfs copy)",
+        "the repository has had the maximum of {} master keys: copy it to a new repository (bkfs \
+         copy)",
         Secrets::EPOCHS_MAX
     )]
     NoMoreEpochs,

@@ -349,7 +349,8 @@ pub enum StateError {
     Inconsistent(String),
     /// The root would be larger than [`ROOT_BYTES_MAX`].
     #[error(
-        "the root would need {bytes} bytes of at most {ROOT_BYTES_MAX}: end unused sessions, merge lists or remove volumes"
+        "the root would need {bytes} bytes, and {ROOT_BYTES_MAX} is the maximum: end unused \
+         sessions, merge lists or remove volumes"
     )]
     TooLarge {
         /// The length that it would need, in bytes.
@@ -535,19 +536,19 @@ impl Root {
 #[derive(Copy, Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum NameError {
     /// Empty, or longer than [`NAME_BYTES_MAX`].
-    #[error("a name has 1 to {NAME_BYTES_MAX} bytes")]
+    #[error("a name must have 1 to {NAME_BYTES_MAX} bytes")]
     Length,
     /// It starts with `.` or `@`.
-    #[error("a name starts neither with '.' nor with '@'")]
+    #[error("a name must not start with '.' or '@'")]
     Start,
     /// It has a `/` or a zero byte, which no file name can have.
-    #[error("a name has no '/' and no zero byte")]
+    #[error("a name must not contain '/' or a zero byte")]
     Byte,
     /// It has a control character, which a terminal would obey.
-    #[error("a name has no control characters")]
+    #[error("a name must not contain control characters")]
     Control,
     /// It is `latest`, which stands for the newest snapshot wherever a name is read.
-    #[error("'latest' means the newest snapshot")]
+    #[error("the name 'latest' is reserved: it means the newest snapshot")]
     Reserved,
 }
 

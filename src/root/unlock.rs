@@ -425,7 +425,8 @@ impl Search<'_> {
                 continue;
             };
             if statement == Statement::Changed {
-                tracing::warn!(slot = %name, "the label, time, epoch or name of this key was changed");
+                tracing::warn!(slot = %name,
+                    "the label, time, epoch or name of this key was changed");
             }
             let known = KnownSlot {
                 name: *name,

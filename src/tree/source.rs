@@ -33,7 +33,7 @@ pub enum TreeError {
     /// A node does not match its parent's entry: it has another level, another first key or another
     /// item count, or is empty. A root that is too low for the level asked for is misplaced as
     /// well.
-    #[error("tree node {id} does not belong where its parent has it")]
+    #[error("tree node {id} does not match the entry of its parent")]
     Misplaced {
         /// The node's id.
         id: Id,

@@ -73,8 +73,8 @@ pub enum VolumeError {
     },
     /// A name leads to a number that no inode has: damage, or a forged tree.
     #[error(
-        "a name in directory {directory} leads to inode {inode}, a number that is never given out: \
-         look at the repository with bkfs check"
+        "a name in directory {directory} refers to inode {inode}, a number that bkfs never \
+         assigns: run bkfs check"
     )]
     NoSuchNumber {
         /// The directory that holds the name.
@@ -83,7 +83,7 @@ pub enum VolumeError {
         inode: u64,
     },
     /// Every inode number was given out.
-    #[error("the volume has given out all its inode numbers: copy it into a new one")]
+    #[error("the volume has used all its inode numbers: copy it into a new volume")]
     NoNumberLeft,
     /// Bytes could not be read or stored.
     #[error(transparent)]
@@ -92,15 +92,15 @@ pub enum VolumeError {
     #[error("{0}")]
     Commit(String),
     /// It is unknown whether a commit or snapshot was made.
-    #[error("it is not known whether it was made: {0}; look before repeating it")]
+    #[error("it is not known whether the change was made: {0}; check before you repeat it")]
     OutcomeUnknown(String),
     /// The volume accepts nothing more, for the stated reason.
     #[error("the mount takes no more writes: {0}")]
     Poisoned(String),
     /// The inode lost writes after the handle was opened, and the loss was acknowledged.
     #[error(
-        "inode {inode} has lost what was written to it: a file or directory that was open then can \
-         only be read and closed, open it again"
+        "inode {inode} has lost what was written to it: a file or directory that was open then \
+         can only be read and closed; open it again"
     )]
     Lost {
         /// The inode.

@@ -215,7 +215,8 @@ impl JournalTask {
         self.is_local = is_local && self.journal.can_keep();
         match (is_local, self.is_local) {
             (true, true) => tracing::warn!(
-                "fsync=local: what is fsynced survives a crash of this machine, but not its loss until it is uploaded"
+                "fsync=local: what is fsynced survives a crash of this machine, but not its loss \
+                 until it is uploaded"
             ),
             (true, false) => tracing::warn!("fsync=local without a spool is fsync=bucket"),
             _ => {}
@@ -250,7 +251,9 @@ impl JournalTask {
                         Ok(()) => None,
                         Err(error) if self.volume.failure().is_none() => {
                             self.tell_waiting(&error);
-                            tracing::warn!("closed files are not in the bucket yet, will be tried again: {error}");
+                            tracing::warn!(
+                                "closed files are not in the bucket yet, will be tried again: \
+                                 {error}");
                             Some(Instant::now() + RETRY)
                         }
                         Err(_) => None,
@@ -411,7 +414,9 @@ impl JournalTask {
                     };
                     due = match kept {
                         Err(error) if volume.failure().is_none() => {
-                            tracing::warn!("closed files are not in the spool yet, will be tried again: {error}");
+                            tracing::warn!(
+                                "closed files are not in the spool yet, will be tried again: \
+                                 {error}");
                             Some(Instant::now() + RETRY)
                         }
                         _ => None,

@@ -253,7 +253,8 @@ async fn take_out_open(
     while let Some((position, (kind, id))) = find_open(ingest, candidates).await? {
         let candidate = candidates.remove(position);
         tracing::warn!(
-            "{} of an ended session refers to the {kind:?} {id}, which never arrived: what it holds of files is stored again",
+            "{} of an ended session refers to the {kind:?} {id}, which never arrived: what it \
+             holds of files is stored again",
             candidate.pack.key()
         );
         open.push(candidate);

@@ -236,7 +236,7 @@ a_copy_brings_back_what_is_lost() {
   exits 0 bkfs umount "$mountpoint"
   exits 13 bkfs check "$bucket" --repair --read-data --from "$other"
   says 'lost: main/one:/large'
-  says_not 'brought back'
+  says_not 'repair: restored'
   repaired_from "$bucket" "$copy"
   exits 0 bkfs check "$bucket" --read-data
   same_as_before "$bucket"

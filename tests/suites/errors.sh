@@ -83,10 +83,10 @@ another_in_its_place() {
     mv "$here.other" "$here"
     for command in snapshots check "key list" gc; do
       # shellcheck disable=SC2086
-      refused 13 bkfs $command "$here" "${ask[@]}" -- 'another one was put in its place' \
+      refused 13 bkfs $command "$here" "${ask[@]}" -- 'the repository was replaced' \
         'accept-replaced'
     done
-    refused 13 try_mount "$here" "${ask[@]}" -- 'another one was put in its place'
+    refused 13 try_mount "$here" "${ask[@]}" -- 'the repository was replaced'
     [ ! -e "$asked" ] || wrong "the password was asked for"
     rm -rf "$here"
     mv "$here.kept" "$here"

@@ -81,7 +81,7 @@ run_passes_the_tools_status_on() {
 }
 run_says_when_bkfs_failed() {
   exits 125 bkfs run "$SUITE_TMP" -- true
-  says 'no bkfs mount'
+  says 'not a bkfs mount'
   exits 125 bkfs run --name ran "$MNT" -- true
   says 'ran'
   exits 2 bkfs run "$MNT"

@@ -424,7 +424,7 @@ deleteless() {
   cmp "$SUITE_TMP/contents/table1.ibd" "$SUITE_TMP/restored-two/table1.ibd"
   before=$(digest "$MINIO_DATA/$BKFS_TEST_BUCKET/deleteless")
   exits 1 as_writer bkfs gc "$url" --undelete-window 0s
-  says 'nothing was collected' 'denied|forbidden|permission' 'key that may delete'
+  says 'nothing was collected' 'denied|forbidden|permission' 'credentials that may delete'
   clear_message
   [ "$(digest "$MINIO_DATA/$BKFS_TEST_BUCKET/deleteless")" = "$before" ] ||
     wrong "a collection that may not delete has changed something"

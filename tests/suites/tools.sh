@@ -85,7 +85,7 @@ put_that_fails_changes_nothing() {
   exits 1 bkfs put "$URL" seq/below "$FILES/small"
   says 'seq: is not a directory'
   exits 1 bkfs put "$URL" x "$FILES/small" --name first
-  says 'exists already'
+  says 'already exists'
   exits 2 bkfs put "$URL" ../x "$FILES/small"
   exits 10 bkfs put "$SUITE_TMP/nowhere" x "$FILES/small"
   [ "$(names_of streams)" = "$before" ] || wrong "a failed put made a snapshot"
@@ -231,7 +231,7 @@ dump_says_what_is_damaged() {
   printf XXXX | dd of="$pack" bs=1 seek=$MIB conv=notrunc status=none
   machine without-cache
   exits 13 bkfs dump "$damaged" one:/same/large
-  says 'the output is not complete' 'damaged'
+  says 'the output is incomplete' 'damaged'
   exits 13 bkfs dump "$damaged" one:/ --archive tar
   says 'same/large'
   machine one
@@ -294,7 +294,7 @@ find_finds_names() {
   bkfs find --json "$PAIR" large --snapshot one |
     jq -e '.path == "/same/large" and .size == 5242880 and .snapshot == "one"' >/dev/null
   exits 0 bkfs find "$PAIR" no-such-name
-  says 'nothing was found'
+  says 'no file matches'
 }
 
 ls_and_restore_take_any_name() {
@@ -480,12 +480,12 @@ same_snapshot() {
 
 copy_makes_the_same_snapshots() {
   exits 0 with second copy "$PAIR" "$SEALED" --snapshot one
-  says 'copied main:one' '1 snapshots copied'
+  says 'copied main:one' 'copied 1 snapshots'
   same_snapshot one with second
   local before
   before=$(bytes_in "$SEALED")
   exits 0 with second copy "$PAIR" "$SEALED"
-  says 'copied main:two' '1 snapshots copied, 1 were there'
+  says 'copied main:two' 'copied 1 snapshots, 1 were already there'
   [ $(($(bytes_in "$SEALED") - before)) -lt $MIB ] ||
     wrong "what was there was sent again: $(($(bytes_in "$SEALED") - before)) bytes"
   same_snapshot two with second

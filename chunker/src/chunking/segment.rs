@@ -74,7 +74,7 @@ pub fn encode(profile: Profile, chunks: &[SegmentChunk]) -> Vec<u8> {
 pub fn decode(bytes: &[u8]) -> Result<Segment, SegmentError> {
     let (head, entries) = bytes
         .split_first_chunk::<HEAD_LEN>()
-        .ok_or(SegmentError("cut short"))?;
+        .ok_or(SegmentError("truncated"))?;
     let profile = Profile::from_number(head[0]).ok_or(SegmentError("unknown profile"))?;
     let count = usize::from(u16::from_le_bytes([head[1], head[2]]));
     if count == 0 || count > SEGMENT_CHUNKS_MAX || entries.len() != count * ENTRY_LEN {

@@ -19,7 +19,10 @@ pub enum OpenError {
     #[error("not an object of a bkfs repository")]
     NotBkfs,
     /// The object has a later format version, or the draft version 0 that came before the first.
-    #[error("written in format version {version}, and this program knows version {FORMAT_VERSION}: {}", advice(*version))]
+    #[error(
+        "written in format version {version}, but this program reads version {FORMAT_VERSION}: {}",
+        advice(*version)
+    )]
     OtherFormat {
         /// The version that the object states.
         version: u16,
@@ -32,7 +35,7 @@ pub enum OpenError {
         bits: u64,
     },
     /// An object of another class lies under this key.
-    #[error("an object of class {found} lies where one of class {expected:?} belongs")]
+    #[error("expected an object of class {expected:?}, found one of class {found}")]
     WrongClass {
         /// The class number that the object states.
         found: u8,
@@ -47,14 +50,15 @@ pub enum OpenError {
     },
     /// The object is unsealed in a sealed repository (anyone with write access could have made it),
     /// or sealed in an unsealed one, or its algorithm is unknown.
-    #[error("sealed with algorithm {found}, which objects of this repository never are")]
+    #[error("sealed with algorithm {found}, which this repository does not use")]
     WrongAlgorithm {
         /// The algorithm number that the object states.
         found: u8,
     },
     /// The object is sealed under a master key that these secrets do not hold.
     #[error(
-        "sealed under master key {epoch}, which this key does not hold: the master key was rotated since the key was made or read (bkfs key rotate)"
+        "sealed under master key {epoch}, which this key does not hold: the master key was \
+         rotated since the key was made or read (bkfs key rotate)"
     )]
     NoKeyEpoch {
         /// The key epoch that the object states.
@@ -62,7 +66,9 @@ pub enum OpenError {
     },
     /// The root is sealed under a master key that a rotation has replaced.
     #[error(
-        "sealed under master key {epoch}, and this key is of epoch {newest}: a root from before the rotation of the master key was put back, or the rotation was interrupted before it took hold"
+        "sealed under master key {epoch}, and this key is of epoch {newest}: a root from before \
+         the rotation of the master key was put back, or the rotation was interrupted before it \
+         took hold"
     )]
     OlderKeyEpoch {
         /// The key epoch that the root states.

@@ -115,7 +115,7 @@ pub fn decode(payload: &[u8], decoder: &mut Decoder) -> Result<Vec<PackRecord>, 
     }
 }
 
-const SHORT: IndexError = IndexError::Inconsistent("cut short");
+const SHORT: IndexError = IndexError::Inconsistent("truncated");
 
 /// Removes the first record from `rest` and returns it.
 fn decode_record(rest: &mut Bytes) -> Result<PackRecord, IndexError> {

@@ -265,7 +265,8 @@ fn too_large(key: &str, size: u64) -> StoreError {
         Operation::Get,
         key,
         format!(
-            "it has {size} bytes; nothing that bkfs reads whole has more than {WHOLE_OBJECT_BYTES_MAX}"
+            "it has {size} bytes; nothing that bkfs reads whole has more than \
+             {WHOLE_OBJECT_BYTES_MAX}"
         ),
     )
 }

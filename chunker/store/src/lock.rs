@@ -40,7 +40,7 @@ impl fmt::Display for LockMode {
 
 /// The error for an unknown name of a mode.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("governance or compliance")]
+#[error("expected governance or compliance")]
 pub struct UnknownMode;
 
 impl FromStr for LockMode {

@@ -139,7 +139,8 @@ pub async fn probe_locks(store: &dyn Store, salt: &str, lock: &Lock) -> Result<(
         StoreErrorKind::Denied => unfit(format!("this key has no right to {right}: {error}")),
         StoreErrorKind::Invalid | StoreErrorKind::NotFound | StoreErrorKind::Other => {
             unfit(format!(
-                "objects cannot be locked (it takes a bucket that was made with Object Lock): {error}"
+                "objects cannot be locked (it takes a bucket that was made with Object Lock): \
+                 {error}"
             ))
         }
         _ => error.into(),
@@ -275,7 +276,11 @@ async fn probe_creation(store: &dyn Store, key: &str) -> Result<(), Verdict> {
     let created = match store.put_new(key, body(key, "first")).await {
         Ok(version) => version,
         Err(error) if error.kind() == StoreErrorKind::AlreadyExists => {
-            return Err(Verdict::Doubtful("a create-only write (If-None-Match: *) of a new object is refused as if it existed".into()));
+            return Err(Verdict::Doubtful(
+                "a create-only write (If-None-Match: *) of a new object is refused as if it \
+                 existed"
+                    .into(),
+            ));
         }
         Err(error) => return Err(error.into()),
     };
@@ -283,7 +288,11 @@ async fn probe_creation(store: &dyn Store, key: &str) -> Result<(), Verdict> {
         Err(error) if error.kind() == StoreErrorKind::AlreadyExists => {}
         Err(error) => return Err(error.into()),
         Ok(_) => {
-            return Err("a create-only write (If-None-Match: *) over an existing object succeeds: the condition is ignored".into());
+            return Err(
+                "a create-only write (If-None-Match: *) over an existing object succeeds: the \
+                 condition is ignored"
+                    .into(),
+            );
         }
     }
     let read = expect_content(
@@ -319,7 +328,11 @@ async fn probe_replacement(store: &dyn Store, key: &str) -> Result<Version, Verd
         Err(error) if error.kind() == StoreErrorKind::Conflict => {}
         Err(error) => return Err(error.into()),
         Ok(_) => {
-            return Err("a conditional write (If-Match) with an outdated version succeeds: the condition is ignored".into());
+            return Err(
+                "a conditional write (If-Match) with an outdated version succeeds: the condition \
+                 is ignored"
+                    .into(),
+            );
         }
     }
     let read = expect_content(
@@ -343,7 +356,11 @@ async fn probe_absence(store: &dyn Store, key: &str, version: &Version) -> Resul
         Err(error) if error.kind() == StoreErrorKind::Conflict => {}
         Err(error) => return Err(error.into()),
         Ok(_) => {
-            return Err("a conditional write (If-Match) of an object that does not exist succeeds: the condition is ignored".into());
+            return Err(
+                "a conditional write (If-Match) of an object that does not exist succeeds: the \
+                 condition is ignored"
+                    .into(),
+            );
         }
     }
     match store.get(key).await {
@@ -446,7 +463,8 @@ fn judge(
     match (winners.as_slice(), unknown) {
         ([winner], _) if stands == Some(*winner) => Ok(()),
         ([_], _) => Err(Verdict::Unfit(format!(
-            "of {contenders} simultaneous {what} one succeeds, and what it wrote does not stand: they are not one step"
+            "of {contenders} simultaneous {what} one succeeds, and what it wrote does not stand: \
+             they are not one step"
         ))),
         ([], Some(error)) => Err(error.into()),
         ([], None) => Err(Verdict::Doubtful(format!(

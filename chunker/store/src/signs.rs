@@ -404,7 +404,8 @@ mod tests {
         let cases = [
             (
                 Kind::Unreachable,
-                "s3.example does not answer: dns error: failed to lookup address information: Name or service not known",
+                "s3.example does not answer: dns error: failed to lookup address information: \
+                 Name or service not known",
                 "dns",
             ),
             (

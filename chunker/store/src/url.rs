@@ -108,12 +108,14 @@ fn parse_scheme(text: &str, scheme: &str, rest: &str) -> Result<RepositoryUrl, U
         }
         "http" | "https" => Err(UrlError::new(
             text,
-            "give the bucket as s3://bucket/prefix, and the server with -o endpoint= or AWS_ENDPOINT_URL",
+            "give the bucket as s3://bucket/prefix, and the server with -o endpoint= or \
+             AWS_ENDPOINT_URL",
         )),
         other => Err(UrlError::new(
             text,
             format!(
-                "{other}:// is not known; known are s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///directory, and a path with a slash"
+                "{other}:// is not known; known are s3://bucket/prefix, gs://bucket/prefix, \
+                 az://container/prefix, file:///directory, and a path with a slash"
             ),
         )),
     }
@@ -141,14 +143,16 @@ fn check_bucket(text: &str, bucket: &str) -> Result<(), UrlError> {
     if bucket.contains('@') {
         return Err(UrlError::new(
             text,
-            "it has an @: credentials come from the environment or the configuration file, never from the URL",
+            "it has an @: credentials come from the environment or the configuration file, never \
+             from the URL",
         ));
     }
     let allowed = |each: char| each.is_ascii_alphanumeric() || "-._".contains(each);
     if !bucket.chars().all(allowed) || bucket.len() > 255 || bucket.starts_with('.') {
         return Err(UrlError::new(
             text,
-            "a bucket's name has letters, digits, hyphens, dots and underscores; a directory is given with a slash, as ./directory",
+            "a bucket's name has letters, digits, hyphens, dots and underscores; a directory is \
+             given with a slash, as ./directory",
         ));
     }
     Ok(())
@@ -165,8 +169,13 @@ fn parse_file(text: &str, rest: &str) -> Result<RepositoryUrl, UrlError> {
             "a file URL has three slashes and an absolute path, as file:///srv/bucket",
         ));
     }
-    let path = decode_percent(path)
-        .ok_or_else(|| UrlError::new(text, "a % in it is not followed by two hexadecimal digits of a character; write %25 for the character itself"))?;
+    let path = decode_percent(path).ok_or_else(|| {
+        UrlError::new(
+            text,
+            "a % in it is not followed by two hexadecimal digits of a character; write %25 for \
+             the character itself",
+        )
+    })?;
     Ok(RepositoryUrl::Local {
         path: PathBuf::from(path),
     })

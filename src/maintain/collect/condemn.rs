@@ -180,7 +180,8 @@ async fn store_again(
         let needed = marks.map_or(0, |marks| marks.reached);
         if blobs.len() != needed as usize {
             let damage = walked.damage.first().map_or("", |damage| &damage.what);
-            tracing::warn!(pack = %contents.key(), "not written anew, since it is damaged: {damage}");
+            tracing::warn!(pack = %contents.key(),
+                "not written anew, since it is damaged: {damage}");
             // `close_again` finds that it stays, and with it everything that it refers to.
             candidates.listed.insert(*name, STAYS);
             continue;

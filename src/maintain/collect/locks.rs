@@ -161,7 +161,8 @@ pub async fn is_due(
             lock => lock?.map(|lock| lock.until),
         };
         if until.is_none_or(|until| rule.is_due(until, now)) {
-            tracing::warn!(pack = %name.key(pack.class), "its lock ends sooner than the root says: all are extended");
+            tracing::warn!(pack = %name.key(pack.class),
+                "its lock ends sooner than the root says: all are extended");
             return Ok(true);
         }
     }

@@ -341,7 +341,9 @@ impl Marker {
             let record = record.map_err(|why| {
                 let (session, host) = (recovery_base.session, recovery_base.host());
                 let what = format!(
-                    "the commit {id}, which a spool on host {host} may follow, cannot be read ({why}): nothing was collected; bkfs session end --give-up {session} gives up what that spool alone holds"
+                    "the commit {id}, which a spool on host {host} may follow, cannot be read \
+                     ({why}): nothing was collected; bkfs session end --give-up {session} gives \
+                     up what that spool alone holds"
                 );
                 RootError::damaged("the repository", what)
             })?;

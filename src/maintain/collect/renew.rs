@@ -236,7 +236,8 @@ impl Renewal<'_> {
         for lost in look_for_vanished(root, &self.memory, &mut marker).await? {
             let (volume, name) = (&lost.volume, &lost.name);
             tracing::warn!(
-                "the snapshot {volume}/{name} has vanished from all lists, and a part of it is gone: it is not kept"
+                "the snapshot {volume}/{name} has vanished from all lists, and a part of it is \
+                 gone: it is not kept"
             );
         }
         let marked = marker.mark(root).await;

@@ -222,7 +222,9 @@ impl LedgerFile {
         };
         let changed = blocking(move || change(&directory, FILE, settle)).await;
         if let Err(error) = changed {
-            tracing::warn!(%error, "cannot remember what is needed: the next collection cannot tell how much is gone since");
+            tracing::warn!(%error,
+                "cannot remember what is needed: the next collection cannot tell how much is gone \
+                 since");
         }
     }
 }

@@ -179,7 +179,8 @@ impl SightingsFile {
                 Ok(noted) => return noted,
                 Err(error) => tracing::warn!(
                     %error,
-                    "cannot remember which snapshots were seen: those that are forgotten expire later, and one that vanishes goes unnoticed"
+                    "cannot remember which snapshots were seen: those that are forgotten expire \
+                     later, and one that vanishes goes unnoticed"
                 ),
             }
         }
@@ -196,7 +197,8 @@ impl SightingsFile {
         let give_up = move |seen: &mut Sightings| seen.give_up(&commits);
         let changed = blocking(move || change(&directory, FILE, give_up));
         if let Err(error) = changed.await {
-            tracing::warn!(%error, "the next collection reports snapshots as vanished that this one gave up");
+            tracing::warn!(%error,
+                "the next collection reports snapshots as vanished that this one gave up");
         }
     }
 }
@@ -232,7 +234,8 @@ pub(super) fn read<S: Default + DeserializeOwned>(directory: &Path, name: &str) 
         read => read?,
     };
     Ok(serde_json::from_slice(&text).unwrap_or_else(|error| {
-        tracing::warn!(%error, "what an earlier collection remembered cannot be read: {}", file.display());
+        tracing::warn!(%error,
+            "what an earlier collection remembered cannot be read: {}", file.display());
         S::default()
     }))
 }

@@ -450,7 +450,8 @@ impl Scrubber {
                 "a read-only mount puts nothing in quarantine: bkfs check --repair does that"
             ),
             Err(error) => {
-                tracing::warn!(%error, "it could not be put in quarantine: bkfs check --repair does that");
+                tracing::warn!(%error,
+                    "it could not be put in quarantine: bkfs check --repair does that");
             }
         }
     }

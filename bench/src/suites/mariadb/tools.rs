@@ -43,7 +43,8 @@ impl Tool {
     fn new(name: &'static str, binary: &str, repository: PathBuf, home: &Path) -> Outcome<Tool> {
         let (place, home) = (text(&repository).to_owned(), text(home));
         let before = format!(
-            "export HOME={home} XDG_CACHE_HOME={home} RESTIC_PASSWORD=benchmark RUSTIC_PASSWORD=benchmark BORG_PASSPHRASE=benchmark BORG_BASE_DIR={home}; "
+            "export HOME={home} XDG_CACHE_HOME={home} RESTIC_PASSWORD=benchmark \
+             RUSTIC_PASSWORD=benchmark BORG_PASSPHRASE=benchmark BORG_BASE_DIR={home}; "
         );
         let (init, backup, restore) = match name {
             "borg" => (

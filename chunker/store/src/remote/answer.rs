@@ -303,7 +303,8 @@ fn words(kind: StoreErrorKind, operation: Operation, code: &str, answer: &Answer
 fn redirected(answer: &Answer) -> String {
     let location = answer.location.as_deref().unwrap_or("another address");
     format!(
-        "{answer}: it sends requests elsewhere, to {location}, and bkfs does not follow: give the address that answers itself as the endpoint"
+        "{answer}: it sends requests elsewhere, to {location}, and bkfs does not follow: give the \
+         address that answers itself as the endpoint"
     )
 }
 
@@ -322,7 +323,9 @@ pub(super) fn meaning_without_credentials(fault: &Fault) -> Meaning {
     };
     let message = match kind {
         StoreErrorKind::Denied => format!(
-            "there are no credentials: set them in the environment (as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or in the configuration file; this machine has none of its own ({fault})"
+            "there are no credentials: set them in the environment (as AWS_ACCESS_KEY_ID and \
+             AWS_SECRET_ACCESS_KEY) or in the configuration file; this machine has none of its \
+             own ({fault})"
         ),
         _ => format!("the credentials cannot be renewed: {fault}"),
     };
@@ -500,7 +503,8 @@ mod tests {
 
     #[test]
     fn elements_are_found_in_error_documents() {
-        let document = "<?xml version=\"1.0\"?><Error><Code>NoSuchKey</Code><Message> not here </Message><Key></Key></Error>";
+        let document = "<?xml version=\"1.0\"?><Error><Code>NoSuchKey</Code><Message> not here \
+             </Message><Key></Key></Error>";
         assert_eq!(element(document, "Code"), Some("NoSuchKey"));
         assert_eq!(element(document, "Message"), Some("not here"));
         assert_eq!(element(document, "Key"), None);

@@ -73,7 +73,8 @@ impl RemoteStore {
             };
             if barren >= BARREN_PAGES_MAX {
                 let fault = format!(
-                    "the store's list does not end: {barren} pages in a row name nothing that was asked for"
+                    "the store's list does not end: {barren} pages in a row name nothing that was \
+                     asked for"
                 );
                 return Err(senseless(prefix, fault));
             }

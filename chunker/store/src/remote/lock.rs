@@ -72,7 +72,8 @@ impl RemoteStore {
         let locker = self.locker(operation, key)?;
         let path = self.path(operation, key)?;
         let body = Bytes::from(format!(
-            "<Retention xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Mode>{}</Mode><RetainUntilDate>{}</RetainUntilDate></Retention>",
+            "<Retention \
+             xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Mode>{}</Mode><RetainUntilDate>{}</RetainUntilDate></Retention>",
             lock.mode.name(),
             date(lock)
         ));

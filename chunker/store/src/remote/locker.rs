@@ -196,7 +196,8 @@ mod tests {
 
     #[test]
     fn locks_are_read_from_documents() {
-        let document = "<?xml version=\"1.0\"?><Retention xmlns=\"x\"><Mode>GOVERNANCE</Mode><RetainUntilDate>2026-12-01T10:00:00.000Z</RetainUntilDate></Retention>";
+        let document = "<?xml version=\"1.0\"?><Retention \
+             xmlns=\"x\"><Mode>GOVERNANCE</Mode><RetainUntilDate>2026-12-01T10:00:00.000Z</RetainUntilDate></Retention>";
         let lock = parse(document).expect("a lock");
         assert_eq!(lock.mode, LockMode::Governance);
         assert_eq!(date(&lock), "2026-12-01T10:00:00Z");

@@ -81,7 +81,9 @@ impl Profiles {
             return match self.is_asked {
                 false => Ok(None),
                 true => Err(format!(
-                    "the profile {:?} has no aws_access_key_id and aws_secret_access_key in {} or {} (roles, single sign-on and credential_process are not followed: aws configure export-credentials gives keys)",
+                    "the profile {:?} has no aws_access_key_id and aws_secret_access_key in {} or \
+                     {} (roles, single sign-on and credential_process are not followed: aws \
+                     configure export-credentials gives keys)",
                     self.name,
                     self.credentials.display(),
                     self.config.display()

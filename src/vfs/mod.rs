@@ -17,13 +17,13 @@ use tokio::runtime::Handle as Runtime;
 
 use crate::tree::item::Attributes;
 use crate::vfs::ancestry::Ancestry;
+use crate::vfs::cache_modes::Modes;
 use crate::vfs::convert::Lifetimes;
 use crate::vfs::handles::Handles;
 use crate::vfs::hidden::Hidden;
 use crate::vfs::live::Current;
-use crate::vfs::modes::Modes;
 use crate::vfs::numbers::Number;
-use crate::vfs::shelves::Shelves;
+use crate::vfs::recent_snapshots::Shelves;
 use crate::vfs::special::{Control, History, Owner};
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
@@ -31,7 +31,7 @@ use crate::volume::mode;
 use crate::volume::view::View;
 
 mod ancestry;
-mod change;
+mod cache_modes;
 pub mod convert;
 mod directory;
 pub mod errno;
@@ -39,12 +39,12 @@ mod file;
 mod handles;
 mod hidden;
 pub mod live;
-mod look;
-mod modes;
+mod lookup;
+mod mutations;
 pub mod numbers;
 pub mod readahead;
+mod recent_snapshots;
 mod requests;
-mod shelves;
 pub mod special;
 
 /// A mounted volume or snapshot.

@@ -10,8 +10,8 @@ use bkfs_fuse::{
 use bytes::Bytes;
 
 use crate::vfs::BkfsVfs;
-use crate::vfs::change::Making;
 use crate::vfs::file::Writer;
+use crate::vfs::mutations::Making;
 use crate::vfs::numbers::Number;
 
 impl Vfs for BkfsVfs {

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use super::divide::Named;
+use super::segments::Named;
 use bytes::Bytes;
 
 use super::run::{self, Manner};

@@ -6,19 +6,19 @@
 //! trees.
 
 mod absorb;
-mod again;
-mod backlog;
 mod delivery;
-mod divide;
+mod foreign_blobs;
+mod frame_queue;
 mod import;
 mod overflow;
+mod pieces;
 mod pipeline;
 mod run;
 mod seal;
 mod sealed;
+mod segments;
 mod session;
-mod ship;
-mod strands;
+mod upload;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -202,7 +202,7 @@ impl Ingest {
         wanted: &HashSet<(Kind, Id)>,
     ) -> Result<Vec<Found>, ContentError> {
         let _operation = Operation::begin(&self.session);
-        again::store_again(&self.session, key, object, wanted).await
+        foreign_blobs::store_again(&self.session, key, object, wanted).await
     }
 
     /// Returns a whole pack from the bucket.

@@ -3,7 +3,7 @@
 //!
 //! Owns the two reasons to spool a pack. First, callers have waited for memory for a while, because
 //! the uplink is slower than the writer, and the pack is not being sent yet. Second, a caller wants
-//! the pack to survive a crash ([`Overflow::demand`]). Does not own the upload (ship), nor the
+//! the pack to survive a crash ([`Overflow::demand`]). Does not own the upload (upload), nor the
 //! files (`spool`).
 //!
 //! Memory: 1/6 of the write budget is for packs that are read back from the spool. Of the rest, at

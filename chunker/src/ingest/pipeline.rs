@@ -4,7 +4,7 @@
 //! Owns the budget that callers wait for, the cut that sends what rests, and the tasks that process
 //! one frame or pack each, even if the call that stored it is dropped. After a transient error a
 //! task tries again, without a time limit. Does not own the choice between direct upload and the
-//! spool (ship), nor the state of the session.
+//! spool (upload), nor the state of the session.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::Profile;
-use super::divide::{Named, SplitParameters};
+use super::pieces;
+use super::segments::{Named, SplitParameters};
 use super::session::Session;
-use super::strands;
 use crate::chunking::segment::{self, SegmentChunk};
 use crate::error::ContentError;
 use crate::extent::{StoredExtent, StoredRun, Target};
@@ -130,7 +130,7 @@ async fn cut(
     let shared = Arc::clone(&session.shared);
     let plan = *plan;
     let length = run.iter().map(Bytes::len).sum();
-    let job = move || strands::cut(&shared.cutter, &plan, run);
+    let job = move || pieces::cut(&shared.cutter, &plan, run);
     session.shared.workers.run_sized(length, job).await
 }
 

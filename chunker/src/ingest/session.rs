@@ -3,7 +3,7 @@
 //!
 //! Owns the pending index's lock, the waits for acknowledgements, the life of background tasks,
 //! which end with the session, and its failure: an error that loses accepted bytes fails the
-//! session. Does not own what the tasks do (pipeline, ship).
+//! session. Does not own what the tasks do (pipeline, upload).
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -14,7 +14,7 @@ use futures::FutureExt;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-use super::backlog::Backlog;
+use super::frame_queue::Backlog;
 use super::overflow::Overflow;
 use crate::crypto::Class;
 use crate::error::ContentError;

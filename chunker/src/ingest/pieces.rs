@@ -7,7 +7,7 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::divide::{Named, SplitParameters};
+use super::segments::{Named, SplitParameters};
 use crate::chunking::Cutter;
 
 /// Divides `run`, which begins at `plan.file_offset`, into chunks without names. The chunks are the

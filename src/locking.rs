@@ -28,12 +28,12 @@ pub fn is_locked(key: &str) -> bool {
 /// Returns the locking of new objects by `rule` and this machine's clock.
 ///
 /// If the clock is wrong by more than 15 minutes, S3 refuses every request that is signed with it.
-pub fn locks(rule: LockRule, machine: &Environment) -> Locking {
-    let machine = machine.clone();
+pub fn locks(rule: LockRule, environment: &Environment) -> Locking {
+    let environment = environment.clone();
     Locking {
         rule,
         wanted: is_locked,
-        now: Box::new(move || machine.now()),
+        now: Box::new(move || environment.now()),
     }
 }
 

@@ -90,7 +90,7 @@ pub struct Repository {
     /// The nodes of trees.
     pub nodes: Arc<Nodes>,
     /// The machine that the repository is opened on.
-    pub machine: Environment,
+    pub environment: Environment,
     /// The rule by which the bucket locks objects, or `None` if there never was one.
     pub lock: Option<LockRule>,
     /// The state of the store, as all its requests see it.
@@ -144,12 +144,12 @@ pub async fn open_in(
 /// - [`RootError::Content`] if the cache directory cannot be used or no threads can be started;
 ///   [`RootError::Store`] if the store fails.
 pub async fn open_on(
-    machine: Environment,
+    environment: Environment,
     store: Arc<dyn Store>,
     opening: Opening,
     passwords: &mut dyn Passwords,
 ) -> Result<Repository, RootError> {
-    let entropy = machine.entropy.clone();
+    let entropy = environment.entropy.clone();
     let place = opening.state_dir.as_deref();
     let place = place.map(|state| AddressRecord::of(state, &opening.url, &opening.store));
     let options = OpenOptions {
@@ -172,7 +172,7 @@ pub async fn open_on(
     }
     let lock = opened.config().lock();
     if let Some(rule) = lock {
-        locking.begin(locks(rule, &machine));
+        locking.begin(locks(rule, &environment));
     }
     let content_store = ContentStore::open(
         store,
@@ -196,7 +196,7 @@ pub async fn open_on(
         content_store,
         lists,
         nodes,
-        machine,
+        environment,
         lock,
         signs,
         timeout: opening.timeout,
@@ -279,11 +279,11 @@ pub async fn create_in(
 /// # Errors
 /// As [`create_locked_on`] without locks.
 pub async fn create_on(
-    machine: &Environment,
+    environment: &Environment,
     store: Arc<dyn Store>,
     password: Option<Zeroizing<Vec<u8>>>,
 ) -> Result<String, RootError> {
-    create_locked_on(machine, store, password, None).await
+    create_locked_on(environment, store, password, None).await
 }
 
 /// Creates a repository as [`create_on`] does, whose objects are locked from the first one on.
@@ -299,23 +299,23 @@ pub async fn create_on(
 ///   interrupted creation is damaged.
 /// - [`RootError::Store`] if the store fails.
 pub async fn create_locked_on(
-    machine: &Environment,
+    environment: &Environment,
     store: Arc<dyn Store>,
     password: Option<Zeroizing<Vec<u8>>>,
     lock: Option<LockRule>,
 ) -> Result<String, RootError> {
     let store = LockingStore::new(store);
     if let Some(rule) = lock {
-        store.begin(locks(rule, machine));
+        store.begin(locks(rule, environment));
     }
     let new = NewRepository {
         password: password.as_ref().map(|password| password.as_slice()),
         cost: SlotCost::DEFAULT,
-        label: &machine.process.host,
-        clock: machine.now(),
+        label: &environment.process.host,
+        clock: environment.now(),
         lock,
     };
-    Ok(objects::create(&store, machine.entropy.as_ref(), &new)
+    Ok(objects::create(&store, environment.entropy.as_ref(), &new)
         .await?
         .to_string())
 }
@@ -538,6 +538,6 @@ impl Repository {
 
     /// Returns the time of day, for records.
     pub fn now(&self) -> jiff::Timestamp {
-        self.machine.now()
+        self.environment.now()
     }
 }

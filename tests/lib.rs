@@ -41,7 +41,7 @@ impl Transition for Strip {
 /// # Panics
 /// If the session does not begin or end, or the root cannot be replaced.
 pub async fn strip(repository: &Repository) {
-    let (handle, machine) = (&repository.handle, &repository.machine);
+    let (handle, machine) = (&repository.handle, &repository.environment);
     let holder = machine.holder("strip");
     let session = OpenSession::open(handle, holder, None, &*machine.processes).await;
     let session = session.expect("entered");

@@ -148,9 +148,10 @@ async fn change<T>(
     repository: &Repository,
     work: impl AsyncFnOnce(ListChanger<'_>) -> Result<T, RootError>,
 ) -> Result<T, RootError> {
-    let machine = &repository.machine;
-    let holder = machine.holder("bkfs forget");
-    let session = OpenSession::open(&repository.handle, holder, None, &*machine.processes).await?;
+    let environment = &repository.environment;
+    let holder = environment.holder("bkfs forget");
+    let session =
+        OpenSession::open(&repository.handle, holder, None, &*environment.processes).await?;
     let writer = DirectLists::new(&repository.handle, session.id());
     let done = work(ListChanger {
         handle: &repository.handle,

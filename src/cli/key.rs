@@ -173,22 +173,27 @@ pub fn run(command: Key, global: &Global, output: &Output) -> Result<(), Failure
             .await
             .map_err(|error| explain(error.into(), &access.url))?;
         access.recognize(&*store).await?;
-        let machine = Environment::this();
+        let environment = Environment::this();
         let explained = |error| match error {
             SlotsError::Root(error) => explain(error, &access.url),
             error => failure(error),
         };
         Slots::expect(&*store).await.map_err(explained)?;
         let password = bytes_of(&access.password.existing()?);
-        let slots = Slots::open(store, machine.entropy.clone(), password, access.choice())
-            .await
-            .map_err(explained)?;
+        let slots = Slots::open(
+            store,
+            environment.entropy.clone(),
+            password,
+            access.choice(),
+        )
+        .await
+        .map_err(explained)?;
         match &command.action {
             Action::List(_) => show(&slots, output),
-            Action::Add(action) => add(&slots, action, global, &machine, output).await,
-            Action::Remove(action) => remove(&slots, action, &machine, output).await,
-            Action::Passwd(action) => passwd(&slots, action, global, &machine, output).await,
-            Action::Rotate(action) => rotate(&slots, action, &access, &machine, output).await,
+            Action::Add(action) => add(&slots, action, global, &environment, output).await,
+            Action::Remove(action) => remove(&slots, action, &environment, output).await,
+            Action::Passwd(action) => passwd(&slots, action, global, &environment, output).await,
+            Action::Rotate(action) => rotate(&slots, action, &access, &environment, output).await,
         }
     })
 }
@@ -312,12 +317,12 @@ async fn add(
     slots: &Slots,
     action: &Add,
     global: &Global,
-    machine: &Environment,
+    environment: &Environment,
     output: &Output,
 ) -> Result<(), Failure> {
     let password = action.new.get(global)?;
-    let label = action.label.as_deref().unwrap_or(&machine.process.host);
-    let added = slots.add(making(&password, label, machine)).await;
+    let label = action.label.as_deref().unwrap_or(&environment.process.host);
+    let added = slots.add(making(&password, label, environment)).await;
     let key = added.map_err(failure)?;
     let answer = json!({ "key": key.to_string(), "label": label });
     output.result(&answer, || format!("added key {key} ({label})"))
@@ -326,7 +331,7 @@ async fn add(
 async fn remove(
     slots: &Slots,
     action: &Remove,
-    machine: &Environment,
+    environment: &Environment,
     output: &Output,
 ) -> Result<(), Failure> {
     let (mut keys, mut strays) = (Vec::new(), Vec::new());
@@ -341,7 +346,7 @@ async fn remove(
     strays.sort();
     strays.dedup();
     if !keys.is_empty() {
-        let removed = slots.remove(&keys, action.give_up, machine.now()).await;
+        let removed = slots.remove(&keys, action.give_up, environment.now()).await;
         removed.map_err(failure)?;
     }
     for key in keys {
@@ -361,13 +366,13 @@ async fn passwd(
     slots: &Slots,
     action: &Passwd,
     global: &Global,
-    machine: &Environment,
+    environment: &Environment,
     output: &Output,
 ) -> Result<(), Failure> {
     let password = action.new.get(global)?;
     let own: Vec<&SlotFacts> = slots.list().iter().filter(|slot| slot.is_own).collect();
     let label = own.first().map_or("", |slot| slot.label.as_str());
-    let changed = slots.change(making(&password, label, machine)).await;
+    let changed = slots.change(making(&password, label, environment)).await;
     let (key, removed) = changed.map_err(failure)?;
     let answer = json!({
         "key": key.to_string(),
@@ -385,7 +390,7 @@ async fn rotate(
     slots: &Slots,
     action: &Rotate,
     access: &Access,
-    machine: &Environment,
+    environment: &Environment,
     output: &Output,
 ) -> Result<(), Failure> {
     let parts = RotationParts {
@@ -393,9 +398,9 @@ async fn rotate(
         policy: access.policy(),
         min_generation: access.min_generation(),
         accept_rollback: access.accepted.rollback,
-        holder: machine.holder("bkfs key rotate"),
-        processes: &*machine.processes,
-        clock: machine.now(),
+        holder: environment.holder("bkfs key rotate"),
+        processes: &*environment.processes,
+        clock: environment.now(),
         drops_others: action.drop_others,
     };
     let rotated = rotation::rotate(slots, parts).await;
@@ -434,11 +439,11 @@ async fn rotate(
     }
 }
 
-fn making<'a>(password: &'a Password, label: &'a str, machine: &Environment) -> Making<'a> {
+fn making<'a>(password: &'a Password, label: &'a str, environment: &Environment) -> Making<'a> {
     Making {
         password: password.as_bytes(),
         label,
-        clock: machine.now(),
+        clock: environment.now(),
         cost: SlotCost::DEFAULT,
     }
 }

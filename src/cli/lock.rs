@@ -75,9 +75,9 @@ pub fn run(command: LockCommand, global: &Global, output: &Output) -> Result<(),
 
 /// Replaces the rule in the config and records it in the root, as a session of its own.
 async fn change(repository: &Repository, rule: LockRule) -> Result<(), RootError> {
-    let (machine, handle) = (&repository.machine, &repository.handle);
-    let holder = machine.holder(rule::HOLDER);
-    let session = OpenSession::open(handle, holder, None, &*machine.processes).await?;
+    let (environment, handle) = (&repository.environment, &repository.handle);
+    let holder = environment.holder(rule::HOLDER);
+    let session = OpenSession::open(handle, holder, None, &*environment.processes).await?;
     let changed = rule::change(handle, session.id(), rule, repository.now()).await;
     if let Err(error) = session.end().await {
         tracing::warn!(

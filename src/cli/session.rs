@@ -208,7 +208,7 @@ async fn forsake(
     ids: &[SessionId],
     output: &Output,
 ) -> Result<(), Failure> {
-    let (handle, machine) = (&repository.handle, &repository.machine);
+    let (handle, environment) = (&repository.handle, &repository.environment);
     let mut recovery_bases = Vec::new();
     for id in ids {
         let recovery_base = handle.current().root.recovery_base_of(*id).cloned();
@@ -216,8 +216,8 @@ async fn forsake(
             Failure::new(format!("no ended session {id} has a spool to give up"))
         })?);
     }
-    let here = machine.holder("bkfs session end");
-    let session = OpenSession::open(handle, here, None, &*machine.processes).await?;
+    let here = environment.holder("bkfs session end");
+    let session = OpenSession::open(handle, here, None, &*environment.processes).await?;
     let given_up = give_up(handle, &session, ids).await;
     session.end().await?;
     given_up?;
@@ -265,9 +265,9 @@ async fn remove(
     entry: &Entry,
     force: bool,
 ) -> Result<(), Failure> {
-    let (handle, machine) = (&repository.handle, &repository.machine);
-    let here = machine.holder("bkfs session end");
-    let verdict = entry.judge_locally(&here, &*machine.processes);
+    let (handle, environment) = (&repository.handle, &repository.environment);
+    let here = environment.holder("bkfs session end");
+    let verdict = entry.judge_locally(&here, &*environment.processes);
     let is_dead = match verdict {
         _ if force => true,
         LocalVerdict::Dead => true,
@@ -281,7 +281,7 @@ async fn remove(
             .hint("--force ends it nevertheless."));
     }
     // Entering ends what this machine's dead commands left; then it is gone already.
-    let session = OpenSession::open(handle, here, None, &*machine.processes).await?;
+    let session = OpenSession::open(handle, here, None, &*environment.processes).await?;
     let removed = remove_dead(handle, &session, id).await;
     session.end().await?;
     Ok(removed?)

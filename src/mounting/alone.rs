@@ -60,9 +60,9 @@ impl Alone {
         let owner = Owner {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
-            since: repository.machine.clock.now(),
+            since: repository.environment.clock.now(),
         };
-        let holder = repository.machine.holder(&parts.command);
+        let holder = repository.environment.holder(&parts.command);
         let writing = Writing {
             repository: repository.clone(),
             volume: parts.volume.clone(),

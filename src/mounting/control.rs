@@ -133,7 +133,7 @@ impl MountControl {
             dirty.unwrap_or_default().bytes + metrics.pending_bytes + metrics.spool_waiting_bytes;
         let mut told = json!({ "answers": outage.is_none(), "waiting_bytes": waiting });
         if let Some(outage) = outage {
-            let now = self.repository.machine.clock.now();
+            let now = self.repository.environment.clock.now();
             let lasts = outage.since.elapsed().as_secs();
             let since = Timestamp {
                 seconds: now.seconds.saturating_sub_unsigned(lasts),

@@ -300,7 +300,7 @@ impl MountPlan {
         Owner {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
-            since: self.repository.machine.clock.now(),
+            since: self.repository.environment.clock.now(),
         }
     }
 
@@ -323,7 +323,7 @@ impl MountPlan {
             supervisor,
             scrubbing,
             holder: self.holder(),
-            since: control::time_text(self.repository.machine.clock.now()),
+            since: control::time_text(self.repository.environment.clock.now()),
             outcome: self.settings.outcome.clone(),
             drains: Arc::default(),
         });
@@ -354,7 +354,7 @@ impl MountPlan {
         let mount_point =
             std::path::absolute(&self.mount_point).unwrap_or_else(|_| self.mount_point.clone());
         self.repository
-            .machine
+            .environment
             .holder(&mount_point.to_string_lossy())
     }
 

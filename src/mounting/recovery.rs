@@ -250,7 +250,7 @@ async fn recover_whole(
         left.mark_incomplete().await?;
     }
     let handle = &repository.handle;
-    let processes = repository.machine.processes.as_ref();
+    let processes = repository.environment.processes.as_ref();
     let open = OpenSession::open(handle, writing.holder.clone(), None, processes).await?;
     let recovery = Recovery {
         left,
@@ -358,7 +358,7 @@ impl Recovery<'_> {
         let (volume, requests) = Volume::new(VolumeParts {
             view: View::live(repository.nodes.clone(), tree, totals),
             ingest: self.ingest.clone(),
-            clock: repository.machine.clock.clone(),
+            clock: repository.environment.clock.clone(),
             limits: limits(self.writing.memory_bytes),
             next_inode: self.recovery_base.next_inode,
         });

@@ -65,7 +65,7 @@ impl Scrubbing {
         let verifier = Verifier::new(
             content_store.store().clone(),
             keyring.clone(),
-            repository.machine.entropy.clone(),
+            repository.environment.entropy.clone(),
             &config,
         )?;
         let facts = Arc::new(Mutex::new(Facts::default()));
@@ -73,11 +73,11 @@ impl Scrubbing {
             handle: repository.handle.clone(),
             lists: repository.lists.clone(),
             verifier,
-            clock: repository.machine.clock.clone(),
+            clock: repository.environment.clock.clone(),
             memory: PositionFile::new(state_dir, &keyring.repository().to_string()),
             surroundings: Arc::new(Mount {
                 repository: repository.clone(),
-                holder: repository.machine.holder(MOUNT_POINT),
+                holder: repository.environment.holder(MOUNT_POINT),
                 read_only,
             }),
             rate,
@@ -124,7 +124,7 @@ impl Surroundings for Mount {
             &repository.lists,
             &repository.content_store,
             self.holder.clone(),
-            repository.machine.processes.as_ref(),
+            repository.environment.processes.as_ref(),
             places,
         )
         .await?;

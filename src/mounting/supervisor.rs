@@ -133,7 +133,7 @@ impl MountSupervisor {
             .open
             .succeed(
                 holder,
-                self.writing.repository.machine.processes.as_ref(),
+                self.writing.repository.environment.processes.as_ref(),
                 known,
                 ACCEPTS_LOSS,
             )

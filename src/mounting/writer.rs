@@ -101,7 +101,7 @@ impl Writing {
             accept_loss: accepts_loss,
         };
         let holder = self.holder.clone();
-        let processes = self.repository.machine.processes.as_ref();
+        let processes = self.repository.environment.processes.as_ref();
         let open = OpenSession::open_with(handle, holder, Some(request), processes, known).await?;
         if let Some(ended_session) = open.taken_from() {
             tracing::warn!("volume {} was taken over from {ended_session}", self.volume);
@@ -142,7 +142,7 @@ impl Writing {
             ..KnownSpools::default()
         };
         let handle = &self.repository.handle;
-        let processes = self.repository.machine.processes.as_ref();
+        let processes = self.repository.environment.processes.as_ref();
         let holder = self.holder.clone();
         let open = OpenSession::open_with(handle, holder, None, processes, known).await?;
         Ok(open.end().await?)
@@ -230,7 +230,7 @@ impl Writing {
         let (volume, requests) = Volume::new(VolumeParts {
             view,
             ingest,
-            clock: repository.machine.clock.clone(),
+            clock: repository.environment.clock.clone(),
             limits: limits(self.memory_bytes),
             next_inode: entry.next_inode.max(first_inode),
         });
@@ -315,7 +315,7 @@ impl Writing {
                 .claiming(open.claimed().to_vec()),
             holder: self.holder.clone(),
             history: history.clone(),
-            clock: repository.machine.clock.clone(),
+            clock: repository.environment.clock.clone(),
             journals: journals.clone(),
             ingest: volume.ingest().clone(),
             has_rescued: AtomicBool::new(false),

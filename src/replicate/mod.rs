@@ -254,8 +254,8 @@ impl Replication<'_> {
             steal: self.steal,
             accept_loss: self.accept_loss,
         };
-        let holder = to.machine.holder(&command);
-        let processes = to.machine.processes.clone();
+        let holder = to.environment.holder(&command);
+        let processes = to.environment.processes.clone();
         let open = OpenSession::open(handle, holder, Some(request), processes.as_ref()).await?;
         let left_by_copy = open
             .taken_from()

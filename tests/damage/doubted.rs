@@ -83,7 +83,7 @@ fn trust_all(store: &Arc<MemoryStore>) {
 
 /// A session of maintenance.
 pub async fn enter(repository: &Repository) -> OpenSession {
-    let holder = repository.machine.holder("test");
+    let holder = repository.environment.holder("test");
     let session = OpenSession::open(&repository.handle, holder, None, &SystemProcesses).await;
     session.expect("entered")
 }
@@ -103,7 +103,7 @@ fn distrust(store: &Arc<MemoryStore>, packs: &BTreeSet<PackName>) {
             &repository.handle,
             &repository.lists,
             &repository.content_store,
-            repository.machine.holder("quarantine"),
+            repository.environment.holder("quarantine"),
             &SystemProcesses,
             &places,
         );

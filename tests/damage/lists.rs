@@ -55,7 +55,7 @@ pub async fn open(store: Arc<MemoryStore>) -> Repository {
 /// Forgets a snapshot of `main`.
 pub async fn forget(repository: &Repository, name: &str) {
     let handle = &repository.handle;
-    let holder = repository.machine.holder("forget");
+    let holder = repository.environment.holder("forget");
     let session = OpenSession::open(handle, holder, None, &SystemProcesses).await;
     let session = session.expect("entered");
     let changer = ListChanger {
@@ -114,7 +114,7 @@ pub fn fixture() -> Fixture {
             &repository.handle,
             &repository.lists,
             &repository.content_store,
-            repository.machine.holder("quarantine"),
+            repository.environment.holder("quarantine"),
             &SystemProcesses,
             &[place],
         )

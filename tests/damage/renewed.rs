@@ -309,7 +309,7 @@ fn damage_that_is_found_meanwhile_is_stored_again_as_well() {
                 &repository.handle,
                 &repository.lists,
                 &repository.content_store,
-                repository.machine.holder("quarantine"),
+                repository.environment.holder("quarantine"),
                 &SystemProcesses,
                 &places,
             );

@@ -337,7 +337,7 @@ fn of_two_writers_of_the_quarantine_neither_loses_anything() {
                 &repository.handle,
                 &repository.lists,
                 &repository.content_store,
-                repository.machine.holder("quarantine"),
+                repository.environment.holder("quarantine"),
                 &SystemProcesses,
                 &places,
             );

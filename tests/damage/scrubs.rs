@@ -45,8 +45,8 @@ impl Surroundings for Mount {
     async fn quarantine(&self, places: &[PackLocation]) -> Result<bool, RootError> {
         self.found.lock().extend(places);
         let repository = &self.repository;
-        let holder = repository.machine.holder("scrubbing");
-        let processes = repository.machine.processes.as_ref();
+        let holder = repository.environment.holder("scrubbing");
+        let processes = repository.environment.processes.as_ref();
         let (handle, lists) = (&repository.handle, &repository.lists);
         quarantine::add(
             handle,
@@ -153,7 +153,7 @@ impl Running {
             ..VerifierConfig::default()
         };
         let keyring = repository.content_store.keyring().clone();
-        let entropy = repository.machine.entropy.clone();
+        let entropy = repository.environment.entropy.clone();
         let facts = Arc::new(Mutex::new(Facts::default()));
         let mount = Arc::new(Mount {
             repository: repository.clone(),
@@ -165,7 +165,7 @@ impl Running {
             handle: repository.handle.clone(),
             lists: repository.lists.clone(),
             verifier: Verifier::new(store, keyring, entropy, &config).expect("a verifier"),
-            clock: repository.machine.clock.clone(),
+            clock: repository.environment.clock.clone(),
             memory: PositionFile::new(state_dir, "repository"),
             surroundings: mount.clone(),
             rate: RATE,

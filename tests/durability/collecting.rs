@@ -56,7 +56,7 @@ pub async fn forget(repository: &Repository, name: &str) {
 
 /// Forgets a snapshot by a clock that the repository does not know.
 pub async fn forget_at(repository: &Repository, name: &str, clock: Timestamp) {
-    let (handle, machine) = (&repository.handle, &repository.machine);
+    let (handle, machine) = (&repository.handle, &repository.environment);
     let holder = machine.holder("forget");
     let session = OpenSession::open(handle, holder, None, &*machine.processes).await;
     let session = session.expect("entered");

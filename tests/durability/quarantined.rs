@@ -20,7 +20,7 @@ fn quarantine_data(bucket: &Bucket) -> Vec<String> {
             frame: None,
         };
         let places: Vec<PackLocation> = keys.iter().map(place).collect();
-        let machine = &repository.machine;
+        let machine = &repository.environment;
         let added = quarantine::add(
             &repository.handle,
             &repository.lists,

@@ -222,7 +222,7 @@ fn a_spool_that_is_given_up_holds_nothing_back() {
     gc(&bucket);
     let ended: SessionId = recovery_bases(&bucket)[0].session;
     bucket.work(bucket.memory.clone(), async |repository| {
-        let (handle, machine) = (&repository.handle, &repository.machine);
+        let (handle, machine) = (&repository.handle, &repository.environment);
         let holder = machine.holder("session end");
         let session = OpenSession::open(handle, holder, None, &*machine.processes).await;
         let session = session.expect("entered");

@@ -195,7 +195,7 @@ fn a_list_that_a_session_at_work_has_written_is_no_orphan() {
     let bucket = Bucket::new();
     bucket.host().finish().expect("unmounted");
     let (session, key) = bucket.work(bucket.memory.clone(), async |repository| {
-        let (handle, machine) = (&repository.handle, &repository.machine);
+        let (handle, machine) = (&repository.handle, &repository.environment);
         let holder = machine.holder("forget");
         let session = OpenSession::open(handle, holder, None, &*machine.processes).await;
         let session = session.expect("entered");
@@ -206,7 +206,7 @@ fn a_list_that_a_session_at_work_has_written_is_no_orphan() {
     gc(&bucket);
     assert_eq!(bucket.count(&key), 1, "a root may name it yet");
     bucket.work(bucket.memory.clone(), async |repository| {
-        let (handle, machine) = (&repository.handle, &repository.machine);
+        let (handle, machine) = (&repository.handle, &repository.environment);
         let holder = machine.holder("session end");
         let by = OpenSession::open(handle, holder, None, &*machine.processes).await;
         let by = by.expect("entered");

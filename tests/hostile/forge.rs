@@ -110,7 +110,7 @@ impl Forger {
                 steal: false,
                 accept_loss: false,
             };
-            let machine = &repository.machine;
+            let machine = &repository.environment;
             let holder = machine.holder("a hostile writer");
             let processes = machine.processes.clone();
             let session = OpenSession::open(

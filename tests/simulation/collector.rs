@@ -136,7 +136,7 @@ async fn forget(world: &Rc<World>, repository: &Repository) -> Result<(), RootEr
         (snapshot.volume.clone(), snapshot.name.clone())
     };
     let handle = &repository.handle;
-    let machine = &repository.machine;
+    let machine = &repository.environment;
     let holder = machine.holder("forget");
     let session = OpenSession::open(handle, holder, None, &*machine.processes).await?;
     let writer = DirectLists::new(handle, session.id());

@@ -419,9 +419,10 @@ pub async fn collect(repository: &Repository, prospect: Prospect) -> Result<Coll
             held_bytes: share.held_bytes(),
         });
     }
-    let machine = &repository.machine;
-    let holder = machine.holder("bkfs gc");
-    let session = OpenSession::open(&repository.handle, holder, None, &*machine.processes).await?;
+    let environment = &repository.environment;
+    let holder = environment.holder("bkfs gc");
+    let session =
+        OpenSession::open(&repository.handle, holder, None, &*environment.processes).await?;
     let ingest = Ingest::new(repository.content_store.clone(), session.id().0);
     let collected = work(repository, &session, &ingest, prospect).await;
     if let Err(error) = session.end().await {

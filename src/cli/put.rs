@@ -30,7 +30,7 @@ use crate::stream::{
 };
 use crate::tree::item::Timestamp;
 use crate::volume::namespace::NewInode;
-use crate::volume::publish::{CommitOutcome, SnapshotRequest};
+use crate::volume::requests::{CommitOutcome, SnapshotRequest};
 
 /// The volume that streams go to unless --volume is given. A mount of the default volume does not
 /// hold it.

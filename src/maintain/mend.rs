@@ -16,12 +16,12 @@ use super::anew::Closed;
 use super::check::Findings;
 use super::rebuild::Taken;
 use super::repair_plan::{MOUNT_POINT, RepairPlan};
-use super::sealing::{IngestLists, listed};
 use crate::root::error::RootError;
 use crate::root::forget::rewrite;
 use crate::root::handle::Transition;
 use crate::root::holder::SystemProcesses;
 use crate::root::lists::Lists;
+use crate::root::lists::put_entries;
 use crate::root::session::OpenSession;
 use crate::root::shard::ListRef;
 use crate::root::snapshots::{QuarantineEntry, SnapshotEntry, TrashEntry};
@@ -150,10 +150,10 @@ impl Mend<'_> {
                 forgotten: entry.forgotten,
             }));
         }
-        let writer = IngestLists(self.ingest);
-        self.snapshots = rewrite(&writer, &kept_refs, &kept, |_| false, joins_kept).await?;
+        let writer = self.ingest;
+        self.snapshots = rewrite(writer, &kept_refs, &kept, |_| false, joins_kept).await?;
         let leaves = |entry: &TrashEntry| self.abandoned.contains(&entry.snapshot.commit);
-        self.trash = rewrite(&writer, &trash_refs, &trash, leaves, joins_trash).await?;
+        self.trash = rewrite(writer, &trash_refs, &trash, leaves, joins_trash).await?;
         self.snapshots.removed.extend(lost_kept);
         self.trash.removed.extend(lost_trash);
         Ok(())
@@ -180,7 +180,10 @@ impl Mend<'_> {
         entries.dedup();
         Ok(ListChange {
             removed: next.quarantine.clone(),
-            added: listed(self.ingest, entries).await?.into_iter().collect(),
+            added: put_entries(self.ingest, entries)
+                .await?
+                .into_iter()
+                .collect(),
         })
     }
 }

@@ -30,7 +30,6 @@
 //! | [`scrub`] | verifies all packs in the background, slowly, in cycles |
 //! | [`quarantine`] | puts damage in quarantine, concurrently with writers |
 //! | [`collect`] | frees what nothing needs |
-//! | [`sealing`] | commits blobs that [`heal`] and [`collect`] have stored |
 //! | [`blame`] | snapshots and files that damage affects |
 //!
 //! **Memory** of a check: 256 MiB for objects in flight, 150 bytes per object in the bucket, and
@@ -63,7 +62,6 @@ mod reread;
 pub mod sample;
 pub mod scan;
 pub mod scrub;
-pub mod sealing;
 pub mod strays;
 pub mod trees;
 

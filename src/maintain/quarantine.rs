@@ -10,7 +10,6 @@ use bkfs_chunker::catalog::PackLocation;
 use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::ingest::Ingest;
 
-use super::sealing::IngestLists;
 use crate::root::error::RootError;
 use crate::root::forget::rewrite;
 use crate::root::handle::{RootHandle, Transition};
@@ -78,8 +77,8 @@ impl Transition for Quarantine<'_> {
         if joining.is_empty() {
             return Ok(());
         }
-        let writer = IngestLists(self.ingest);
-        let change = rewrite(&writer, &next.quarantine, &shards, |_| false, joining).await?;
+        let writer = self.ingest;
+        let change = rewrite(writer, &next.quarantine, &shards, |_| false, joining).await?;
         Ok(next.change_quarantine(&change)?)
     }
 

@@ -32,9 +32,9 @@ use super::rebuild::{self, Left, Remains, Taken};
 use super::refusal::{may_be_replaced, refuse, refuse_newer_keys};
 use super::repair_plan::RepairPlan;
 use super::reread::require_lost;
-use super::sealing::listed;
 use crate::root::ended_sessions::set_aside;
 use crate::root::error::RootError;
+use crate::root::lists::put_entries;
 use crate::root::repository::probe;
 use crate::root::retry::random;
 use crate::root::sent::Sent;
@@ -455,8 +455,8 @@ async fn write_root(
     plan.snapshots.iter().for_each(|entry| taken.take(entry));
     root.next_snapshot = taken.next_number();
     root.snapshots
-        .extend(listed(&ingest, plan.snapshots).await?);
-    root.trash.extend(listed(&ingest, plan.trash).await?);
+        .extend(put_entries(&ingest, plan.snapshots).await?);
+    root.trash.extend(put_entries(&ingest, plan.trash).await?);
     let salt = random(&*options.entropy);
     let payload = root.encode()?;
     let features = Features::NONE.with_witness();

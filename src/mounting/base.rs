@@ -17,13 +17,11 @@
 //! So a journal that names a condemned pack is never replaced. A commit covers it before the pack
 //! may be deleted.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use bkfs_chunker::pack::PackName;
 
 use crate::mounting::error::MountingError;
-use crate::mounting::publish::Publisher;
 use crate::repository::Repository;
 use crate::root::error::RootError;
 use crate::root::heartbeat::{Base, HEARTBEAT_INTERVAL};
@@ -37,7 +35,6 @@ pub(super) struct BaseRaiser {
     session: SessionId,
     base: Base,
     volume: Weak<Volume>,
-    publisher: Arc<Publisher>,
 }
 
 impl BaseRaiser {
@@ -45,14 +42,12 @@ impl BaseRaiser {
         repository: &Arc<Repository>,
         open: &OpenSession,
         volume: &Arc<Volume>,
-        publisher: &Arc<Publisher>,
     ) -> Self {
         Self {
             repository: repository.clone(),
             session: open.id(),
             base: open.heartbeat().base(),
             volume: Arc::downgrade(volume),
-            publisher: publisher.clone(),
         }
     }
 
@@ -114,7 +109,7 @@ impl BaseRaiser {
         // This order matters: a rescue sets `has_rescued` before it removes packs from the
         // relied-on set.
         let relied: Vec<PackName> = volume.ingest().relied_on().into_iter().collect();
-        let has_rescued = self.publisher.has_rescued.load(Ordering::SeqCst);
+        let has_rescued = volume.has_rescued();
         let content_store = &self.repository.content_store;
         has_rescued && volume.is_dirty() || !content_store.not_live(&relied).is_empty()
     }

@@ -22,7 +22,7 @@ use crate::vfs::live::Current;
 use crate::vfs::special::Control;
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
-use crate::volume::publish::{CommitOutcome, SnapshotRequest};
+use crate::volume::requests::{CommitOutcome, SnapshotRequest};
 use crate::volume::unsaved::Unsaved;
 
 /// How long changes wait, from the end of the commit, for an announced unmount.

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use bkfs_chunker::ingest::Ingest;
 use parking_lot::Mutex;
 use tokio::time::{Duration, Instant};
 
-use crate::mounting::uploads::IngestUploads;
 use crate::repository::Repository;
 use crate::root::forget::ListChanger;
+use crate::root::shard::ListRef;
 use crate::root::snapshots::{SnapshotEntry, SnapshotList, SnapshotReference};
 use crate::root::state::SessionId;
 use crate::vfs::special::{History, Shelf};
@@ -17,22 +18,30 @@ use crate::volume::error::VolumeError;
 /// Age at which the list is read again: another machine may have made or removed snapshots.
 const FRESH: Duration = Duration::from_secs(2);
 
+/// A list of snapshots that was read.
+struct Known {
+    at: Instant,
+    /// The lists of the root that hold it.
+    lists: Vec<ListRef>,
+    list: SnapshotList,
+}
+
 /// The snapshots of one volume of a repository.
 pub struct Snapshots {
     repository: Arc<Repository>,
     volume: String,
     /// Removes snapshots; none if the mount is read-only.
-    writer: Option<(SessionId, Arc<IngestUploads>)>,
-    known: Mutex<Option<(Instant, SnapshotList)>>,
+    writer: Option<(SessionId, Arc<Ingest>)>,
+    known: Mutex<Option<Known>>,
 }
 
 impl Snapshots {
     /// Returns the snapshots of `volume`. `writer` is the session that removes snapshots, with its
-    /// uploads; none for a read-only mount.
+    /// ingest; none for a read-only mount.
     pub fn new(
         repository: Arc<Repository>,
         volume: String,
-        writer: Option<(SessionId, Arc<IngestUploads>)>,
+        writer: Option<(SessionId, Arc<Ingest>)>,
     ) -> Self {
         Snapshots {
             repository,
@@ -42,23 +51,26 @@ impl Snapshots {
         }
     }
 
-    /// Drops the cached list, because this mount has changed the list of snapshots.
-    pub fn changed(&self) {
-        *self.known.lock() = None;
-    }
-
+    /// Returns the list, read within [`FRESH`] and not changed by this mount since.
     async fn current(&self) -> Result<SnapshotList, VolumeError> {
-        if let Some((at, list)) = self.known.lock().as_ref()
-            && at.elapsed() < FRESH
+        // Taken before the list is read: a root that is replaced meanwhile makes this list old.
+        let lists = self.repository.handle.current().root.snapshots.clone();
+        if let Some(known) = &*self.known.lock()
+            && known.at.elapsed() < FRESH
+            && known.lists == lists
         {
-            return Ok(list.clone());
+            return Ok(known.list.clone());
         }
         let list = self
             .repository
             .snapshots()
             .await
             .map_err(|error| VolumeError::Commit(error.to_string()))?;
-        *self.known.lock() = Some((Instant::now(), list.clone()));
+        *self.known.lock() = Some(Known {
+            at: Instant::now(),
+            lists,
+            list: list.clone(),
+        });
         Ok(list)
     }
 }
@@ -93,7 +105,7 @@ impl History for Snapshots {
     }
 
     async fn forget(&self, name: &str) -> Result<(), VolumeError> {
-        let (session, uploads) = self.writer.as_ref().ok_or(VolumeError::ReadOnly)?;
+        let (session, ingest) = self.writer.as_ref().ok_or(VolumeError::ReadOnly)?;
         self.current()
             .await?
             .named(&self.volume, name)
@@ -102,13 +114,12 @@ impl History for Snapshots {
         let changer = ListChanger {
             handle,
             lists,
-            writer: uploads.as_ref(),
+            writer: ingest.as_ref(),
             session: *session,
         };
         let forgotten = changer
             .forget(&self.volume, &[name.to_owned()], self.repository.now())
             .await;
-        self.changed();
         match forgotten {
             Ok(_) => Ok(()),
             Err(error) => Err(VolumeError::Commit(error.to_string())),

@@ -46,7 +46,6 @@ mod following;
 pub(crate) mod format;
 pub mod history;
 pub mod outcome;
-pub mod publish;
 pub mod recovery;
 mod scrubbing;
 pub mod settings;
@@ -56,7 +55,6 @@ pub mod spooling;
 mod supervisor;
 mod survey;
 pub mod takeover;
-pub mod uploads;
 mod writer;
 mod writing;
 

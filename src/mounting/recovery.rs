@@ -14,7 +14,6 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use bkfs_chunker::error::ContentError;
 use bkfs_chunker::extent::Target;
 use bkfs_chunker::id::{Id, Kind};
@@ -24,21 +23,19 @@ use bkfs_chunker::verify::chunks_of;
 use tokio::sync::oneshot;
 
 use crate::mounting::format;
-use crate::mounting::publish::classify;
-use crate::mounting::uploads::IngestUploads;
 use crate::mounting::writing::{Writing, limits};
-use crate::root::commit::{CommitRequest, RootCommitter};
+use crate::root::commit::RootCommitter;
 use crate::root::error::RootError;
 use crate::root::kept::journal_number;
 use crate::root::record::CommitRecord;
 use crate::root::recovery_base::{KeptJournals, RecoveryBase, RecoveryBaseError};
 use crate::root::session::OpenSession;
-use crate::root::snapshots::NewSnapshot as RootRequest;
-use crate::root::state::{HolderInfo, Root, SessionId};
-use crate::volume::commit::CommitTask;
+use crate::root::state::{Root, SessionId};
+use crate::volume::commit::Committer;
+use crate::volume::commit_task::CommitTask;
 use crate::volume::error::VolumeError;
 use crate::volume::operations::{Content, Operations};
-use crate::volume::publish::{CommitOutcome, Publication, Publish, PublishError, SnapshotRequest};
+use crate::volume::requests::SnapshotRequest;
 use crate::volume::state::Totals;
 use crate::volume::view::View;
 use crate::volume::{Volume, VolumeParts, rescue};
@@ -364,9 +361,8 @@ impl Recovery<'_> {
         });
         volume.replay(&operations).await?;
         format::reap_orphans(&volume, None).await?;
-        let publisher = Arc::new(self.publisher());
-        let generation = repository.handle.current().root.generation;
-        let committer = CommitTask::new(volume.clone(), publisher, requests, generation);
+        let committer = self.committer(volume.clone());
+        let committer = CommitTask::new(committer, requests);
         let (stop, stopped) = oneshot::channel::<()>();
         let committer = tokio::spawn(committer.run(async {
             let _ = stopped.await;
@@ -489,64 +485,19 @@ impl Recovery<'_> {
             .collect())
     }
 
-    fn publisher(&self) -> SnapshotOnlyPublisher {
+    /// Returns what makes the snapshot: it changes nothing else in the root.
+    fn committer(&self, volume: Arc<Volume>) -> Committer {
         let repository = &self.writing.repository;
-        let uploads = Arc::new(IngestUploads {
-            ingest: self.ingest.clone(),
-            lists: repository.lists.clone(),
-        });
-        SnapshotOnlyPublisher {
-            committer: RootCommitter::snapshot_only(
-                repository.handle.clone(),
-                repository.lists.clone(),
-                self.session,
-                &self.kept.volume,
-                uploads,
-                self.recovery_base.commit,
-            )
-            .claiming(vec![self.kept.session]),
-            holder: self.writing.holder.clone(),
-            now: repository.now(),
-        }
-    }
-}
-
-/// Publishes nothing but a snapshot.
-struct SnapshotOnlyPublisher {
-    committer: RootCommitter<IngestUploads>,
-    holder: HolderInfo,
-    now: jiff::Timestamp,
-}
-
-#[async_trait]
-impl Publish for SnapshotOnlyPublisher {
-    async fn publish(&self, publication: Publication) -> Result<CommitOutcome, PublishError> {
-        let Some(wanted) = publication.snapshot else {
-            return Err(PublishError::Lost("only as a snapshot".to_owned()));
-        };
-        let request = CommitRequest {
-            mark: publication.mark,
-            tree: Some(publication.tree),
-            building: None,
-            covered: 0,
-            covered_journal: None,
-            next_inode: publication.next_inode,
-            inodes: publication.totals.inodes,
-            bytes: publication.totals.bytes,
-            clock: self.now,
-            snapshot: Some(RootRequest {
-                name: wanted.name,
-                host: self.holder.host.clone(),
-                user: self.holder.user.clone(),
-                tags: wanted.tags,
-                clock: self.now,
-                recovered: true,
-            }),
-        };
-        let committed = self.committer.commit(request).await.map_err(classify)?;
-        Ok(CommitOutcome {
-            generation: committed.generation,
-            snapshot: committed.snapshot.map(|entry| entry.name),
-        })
+        let root = RootCommitter::snapshot_only(
+            repository.handle.clone(),
+            repository.lists.clone(),
+            self.session,
+            &self.kept.volume,
+            self.ingest.clone(),
+            self.recovery_base.commit,
+        )
+        .claiming(vec![self.kept.session]);
+        let generation = repository.handle.current().root.generation;
+        Committer::new(volume, root, self.writing.holder.clone(), generation)
     }
 }

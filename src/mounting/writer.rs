@@ -4,7 +4,6 @@
 //! replaced.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bkfs_chunker::ingest::Ingest;
@@ -16,9 +15,7 @@ use crate::mounting::base::BaseRaiser;
 use crate::mounting::ending::{Deadline, KEEPING, LEAVING, keep_ahead, name_lost};
 use crate::mounting::error::MountingError;
 use crate::mounting::history::Snapshots;
-use crate::mounting::publish::{Publisher, SessionJournals};
 use crate::mounting::spooling::SpoolNews;
-use crate::mounting::uploads::IngestUploads;
 use crate::mounting::writing::{Writing, limits};
 use crate::mounting::{format, spooling, takeover};
 use crate::repository::Repository;
@@ -31,10 +28,11 @@ use crate::root::repository::{probe, probe_lock};
 use crate::root::session::{KnownSpools, OpenSession, VolumeRequest};
 use crate::root::state::{RECOVERY_BASES_MAX, Root, SessionId};
 use crate::vfs::live::Live;
-use crate::volume::commit::CommitTask;
+use crate::volume::commit::Committer;
+use crate::volume::commit_task::CommitTask;
 use crate::volume::error::VolumeError;
 use crate::volume::journal::{JournalTask, keep_everything};
-use crate::volume::publish::CommitOutcome;
+use crate::volume::requests::CommitOutcome;
 use crate::volume::requests::QueuedCommit;
 use crate::volume::state::Totals;
 use crate::volume::view::View;
@@ -256,8 +254,8 @@ impl Writing {
     }
 
     /// Returns the snapshots that the mount shows, and that `open` makes and forgets.
-    fn history(&self, open: &OpenSession, uploads: &Arc<IngestUploads>) -> Arc<Snapshots> {
-        let session = (open.id(), uploads.clone());
+    fn history(&self, open: &OpenSession, ingest: &Arc<Ingest>) -> Arc<Snapshots> {
+        let session = (open.id(), ingest.clone());
         let repository = self.repository.clone();
         Arc::new(Snapshots::new(
             repository,
@@ -291,13 +289,9 @@ impl Writing {
         let repository = &self.repository;
         let ingest = self.ingest(open.id()).await?;
         let spool = ingest.spool().cloned();
-        let uploads = Arc::new(IngestUploads {
-            ingest: ingest.clone(),
-            lists: repository.lists.clone(),
-        });
-        let history = self.history(open, &uploads);
+        let history = self.history(open, &ingest);
         let first_inode = former.map_or(0, Volume::inode_mark);
-        let (volume, requests, is_new) = self.volume(ingest, first_inode).await?;
+        let (volume, requests, is_new) = self.volume(ingest.clone(), first_inode).await?;
         let replayed = takeover::replay(&volume, open).await?;
         if is_new {
             format::make_root(&volume, self.owner).await?;
@@ -306,31 +300,22 @@ impl Writing {
         format::reap_orphans(&volume, former.map(Volume::usage)).await?;
         let handle = &repository.handle;
         let lists = repository.lists.clone();
-        let committer =
-            RootCommitter::new(handle.clone(), lists, open.id(), &self.volume, uploads)?;
+        let root = RootCommitter::new(handle.clone(), lists, open.id(), &self.volume, ingest)?
+            .replaying(replayed)
+            .claiming(open.claimed().to_vec());
         let journals = self.journals(open, spool.clone());
-        let publisher = Arc::new(Publisher {
-            committer: committer
-                .replaying(replayed)
-                .claiming(open.claimed().to_vec()),
-            holder: self.holder.clone(),
-            history: history.clone(),
-            clock: repository.environment.clock.clone(),
-            journals: journals.clone(),
-            ingest: volume.ingest().clone(),
-            has_rescued: AtomicBool::new(false),
-        });
-        let base = BaseRaiser::new(repository, open, &volume, &publisher);
+        let generation = handle.current().root.generation;
+        let committer = Committer::new(volume.clone(), root, self.holder.clone(), generation)
+            .with_journals(journals.clone());
+        let base = BaseRaiser::new(repository, open, &volume);
         let (stop, stopped) = oneshot::channel();
-        let generation = repository.handle.current().root.generation;
-        let committer = CommitTask::new(volume.clone(), publisher, requests, generation);
+        let committer = CommitTask::new(committer, requests);
         let committer = tokio::spawn(committer.run(async {
             // A sender that is dropped means the same.
             let _ = stopped.await;
         }));
         takeover::commit_replayed(handle, &volume, open).await?;
-        let journaler =
-            JournalTask::new(volume.clone(), Arc::new(SessionJournals(journals.clone())));
+        let journaler = JournalTask::new(volume.clone(), journals.clone());
         watch_standing(&volume, open);
         watch_session(&volume);
         watch_quarantine(&volume, repository);
@@ -456,12 +441,12 @@ impl Tasks {
     /// Moves data that the store did not accept to the spool. Returns an error that says where the
     /// data is.
     async fn keep(&self, error: VolumeError, deadline: &Deadline) -> VolumeError {
-        let journal = Arc::new(SessionJournals(self.journals.clone()));
+        let journals = self.journals.clone();
         let kept = match &self.spool {
             None => Err(error.clone()),
             Some(_) => tokio::select! {
                 biased;
-                kept = keep_everything(self.volume.clone(), journal) => kept,
+                kept = keep_everything(self.volume.clone(), journals) => kept,
                 () = deadline.passed_by(KEEPING) => {
                     Err(VolumeError::Commit("the spool did not take everything in time".into()))
                 }

@@ -28,12 +28,11 @@ use bkfs_chunker::ingest::Ingest;
 use parking_lot::Mutex;
 
 use crate::mounting::format;
-use crate::mounting::publish::RESCUES_MAX;
-use crate::mounting::uploads::IngestUploads;
 use crate::replicate::progress::CopyProgress;
 use crate::replicate::tree::{Ends, Translation};
 use crate::repository::Repository;
-use crate::root::commit::{CommitRequest, RootCommit, RootCommitter};
+use crate::root::commit::RootCommitter;
+use crate::root::commit_request::{CommitRequest, RootCommit};
 use crate::root::error::RootError;
 use crate::root::record::Replayed;
 use crate::root::repository::{probe, probe_lock};
@@ -43,7 +42,7 @@ use crate::tree::key::{self, Key};
 use crate::tree::map::Tree;
 use crate::volume::ROOT_INODE;
 use crate::volume::error::VolumeError;
-use crate::volume::rescue::rescue;
+use crate::volume::rescue::Rescues;
 use crate::volume::state::Totals;
 
 pub mod progress;
@@ -286,7 +285,7 @@ impl Replication<'_> {
         open: &OpenSession,
         plan: &CopyPlan,
         is_given_up: bool,
-    ) -> Result<(Arc<Ingest>, RootCommitter<IngestUploads>, Whole), ReplicateError> {
+    ) -> Result<(Arc<Ingest>, RootCommitter<Ingest>, Whole), ReplicateError> {
         let to = self.to;
         to.load_index_to_write().await?;
         let diverged = || ReplicateError::Diverged {
@@ -311,10 +310,6 @@ impl Replication<'_> {
         {
             return Err(diverged());
         }
-        let uploads = Arc::new(IngestUploads {
-            ingest: ingest.clone(),
-            lists: to.lists.clone(),
-        });
         // Checked above: these sessions have acknowledged nothing.
         let ended_sessions = open.ended_sessions().iter().map(|ended_session| Replayed {
             session: ended_session.session,
@@ -326,7 +321,7 @@ impl Replication<'_> {
             to.lists.clone(),
             open.id(),
             self.volume,
-            uploads,
+            ingest.clone(),
         )?;
         let nothing = Whole {
             tree: empty,
@@ -460,7 +455,7 @@ fn command(from: &Repository) -> String {
 struct Writer {
     open: OpenSession,
     ingest: Arc<Ingest>,
-    committer: RootCommitter<IngestUploads>,
+    committer: RootCommitter<Ingest>,
     /// The tree of the last snapshot that both sides have, or an empty one.
     whole: Mutex<Whole>,
     next_inode: u64,
@@ -514,16 +509,10 @@ impl Writer {
         // Until the outcome of the commit is known, the volume counts as whole only if it was so
         // before and the commit keeps it so.
         self.is_whole.fetch_and(is_whole, Ordering::Relaxed);
-        let mut rescues = 0;
+        let mut rescues = Rescues::new(&self.ingest);
         let committed = loop {
             match self.committer.commit(request.clone()).await {
-                Err(RootError::Rebuild { packs }) if rescues < RESCUES_MAX => {
-                    rescues += 1;
-                    if let Err(error) = rescue(&self.ingest, &packs).await {
-                        tracing::error!("what was condemned meanwhile is gone: {error}");
-                        return Err(RootError::Rebuild { packs });
-                    }
-                }
+                Err(error) if rescues.has_helped(&error).await => {}
                 committed => break committed?,
             }
         };

@@ -1,9 +1,10 @@
 //! Commits: how a volume's new tree gets into the root (docs/PROTOCOL.md, rules 1, 3 and 5).
 //!
-//! Owns the order of a commit's writes, and what is known of the volume's last commit. Only the
-//! acknowledgement of [`Uploads`], a [`Sealed`], allows a replacement of the root. The order: the
-//! caller stores the nodes of the tree; the commit record is stored; everything is uploaded (data
-//! packs, metadata packs, index object); lists for a snapshot are written; the root is replaced.
+//! Owns the order of a commit's writes, and what is known of the volume's last commit. The order is
+//! one of types. [`RootCommitter::begin`] stores the commit record and returns a [`RecordedCommit`].
+//! Only that puts everything into the bucket (data packs, metadata packs, index object) and returns
+//! a [`FinishedCommit`]. Only that replaces the root, after it has written the lists of a snapshot.
+//! The caller stores the nodes of the tree before all of this.
 //!
 //! A conflict repeats these checks against the root that won: the volume's entry (fencing); that
 //! foreign packs relied on are live (rule 3 ‡); that absorbed index objects are listed; snapshots.
@@ -13,110 +14,26 @@
 //! A snapshot-only committer leaves the volume as it is, and its session does not hold it. Its
 //! records have number 0 and are outside of the volume's chain; the list of snapshots decides.
 
+use super::commit_request::{CommitRequest, RootCommit};
 use super::error::RootError;
+use super::finish::PackFinisher;
 use super::handle::{RootHandle, Transition};
-use super::lists::{ListWriter, Lists, put_shard};
+use super::lists::{Lists, put_shard};
 use super::record::{CommitRecord, RecordedSnapshot, Replayed};
 use super::refusal::Refusal;
 use super::snapshots::{NewSnapshot, SnapshotEntry, new_entry, shards_to_merge};
 use super::state::{Root, SessionId, Volume};
-use super::transition::{CommitChange, IndexChange, ListChange};
+use super::transition::{CommitChange, ListChange};
+use super::uploads::Uploads;
 use async_trait::async_trait;
-use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::id::Id;
-use bkfs_chunker::ingest::Sealed;
+use bkfs_chunker::ingest::FinishedPacks;
 use bkfs_chunker::pack::PackName;
-use bytes::Bytes;
-use jiff::Timestamp;
-use std::collections::HashSet;
 use std::sync::Arc;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard};
 
 /// The most commits of others that are followed back to determine a commit's outcome.
 const RECORDS_FOLLOWED_MAX: u64 = 4096;
-
-/// The storage that a commit needs: it stores contents for the session of the commit.
-#[async_trait]
-pub trait Uploads: ListWriter + 'static {
-    /// A point in the session's stream of references: see [`bkfs_chunker::ingest::Ingest::mark`].
-    type Mark: Copy + Send + Sync;
-
-    /// Stores a commit record as a blob of kind commit, and returns its id.
-    ///
-    /// # Errors
-    /// [`RootError::Content`] if it cannot be stored.
-    async fn store_record(&self, record: Vec<u8>) -> Result<Id, RootError>;
-
-    /// Returns a commit record of any session, found by the index of `root`. Verifies only its id.
-    ///
-    /// # Errors
-    /// [`RootError::CondemnedUnknown`], `Content` or `Store` if it or the index cannot be read.
-    async fn read_record(&self, root: &Root, id: Id) -> Result<Bytes, RootError>;
-
-    /// Uploads everything that was stored before this call, and lists it in index objects that
-    /// follow `current`, the root's list. Returns once all of it is in the bucket. Cancel safety:
-    /// dropped, it leaves the packs to the next call, and maybe an index object that no root names.
-    ///
-    /// # Errors
-    /// [`RootError::Content`] if the upload stalls (call again) or has failed for good.
-    async fn seal_since(&self, mark: Self::Mark, current: &[IndexRef])
-    -> Result<Sealed, RootError>;
-
-    /// Returns those of `packs` that no index object of `index` lists, or that are in `condemned`.
-    ///
-    /// # Errors
-    /// [`RootError::Content`] if the index cannot be loaded.
-    async fn not_live(
-        &self,
-        index: &[IndexRef],
-        condemned: &HashSet<PackName>,
-        packs: &[PackName],
-    ) -> Result<Vec<PackName>, RootError>;
-
-    /// Records that the root holds `sealed`.
-    fn committed(&self, sealed: Sealed);
-
-    /// Records that the root does not hold `sealed` and never will.
-    fn conflicted(&self, sealed: Sealed);
-}
-
-/// A commit to make. The nodes of its tree are already stored.
-#[derive(Clone, Debug)]
-pub struct CommitRequest<M> {
-    /// The mark that was taken before the tree was built.
-    pub mark: M,
-    /// The root node of the tree; none for an empty volume.
-    pub tree: Option<Id>,
-    /// The root node of a tree that a copy is building; stored only in a root with a chain.
-    pub building: Option<Id>,
-    /// The last operation of this session that the tree contains.
-    pub covered: u64,
-    /// The last journal of this session that the tree contains in full; none if it numbers none.
-    pub covered_journal: Option<u64>,
-    /// The lowest inode number that was never given out.
-    pub next_inode: u64,
-    /// The number of inodes in the tree.
-    pub inodes: u64,
-    /// Bytes of file contents in the tree.
-    pub bytes: u64,
-    /// The time on the host's clock.
-    pub clock: Timestamp,
-    /// The snapshot to make in the same replacement of the root.
-    pub snapshot: Option<NewSnapshot>,
-}
-
-/// A commit that is in the root.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct RootCommit {
-    /// The generation of the root that made it, or if that is unknown, of a later one.
-    pub generation: u64,
-    /// Its number among the volume's commits, from 1; 0 for a commit that only makes a snapshot.
-    pub sequence: u64,
-    /// The id of its commit record.
-    pub record: Id,
-    /// The snapshot that was made with it.
-    pub snapshot: Option<SnapshotEntry>,
-}
 
 /// Commits one volume for one session, one commit at a time.
 pub struct RootCommitter<U: Uploads> {
@@ -145,13 +62,33 @@ struct Pending<M> {
     record: Id,
     sequence: u64,
     parent: Option<Id>,
-    mark: M,
-    /// Absent only while it is being made again.
-    sealed: Option<Sealed>,
-    /// The root's list of index objects that `sealed` was made for.
-    sealed_for: Vec<IndexRef>,
+    packs: PackFinisher<M>,
     /// The snapshot in the replacement that was sent last.
     snapshot: Option<SnapshotEntry>,
+}
+
+/// A commit whose record is stored, in packs that are not finished.
+///
+/// Dropped, it has changed nothing: the record stays in the packs of the session.
+#[must_use = "a commit is made by `finish_packs` and `replace_root`"]
+pub struct RecordedCommit<'a, U: Uploads> {
+    committer: &'a RootCommitter<U>,
+    request: &'a CommitRequest<U::Mark>,
+    /// Held until the commit ends: a volume has one commit at a time.
+    state: MutexGuard<'a, LastCommit<U::Mark>>,
+    record: Id,
+    sequence: u64,
+}
+
+/// A commit of which everything that it names is in the bucket.
+///
+/// Dropped, it has changed nothing: its packs stay pending for the next commit.
+#[must_use = "a commit is made by `replace_root`"]
+pub struct FinishedCommit<'a, U: Uploads> {
+    committer: &'a RootCommitter<U>,
+    request: &'a CommitRequest<U::Mark>,
+    state: MutexGuard<'a, LastCommit<U::Mark>>,
+    pending: Pending<U::Mark>,
 }
 
 impl<U: Uploads> RootCommitter<U> {
@@ -224,64 +161,52 @@ impl<U: Uploads> RootCommitter<U> {
         Self { claimed, ..self }
     }
 
-    /// Commits a tree, with a snapshot if requested, after settling a commit of unknown outcome.
+    /// Returns true if it makes snapshots only, and leaves the volume as it is.
+    pub fn is_snapshot_only(&self) -> bool {
+        self.is_snapshot_only
+    }
+
+    /// Commits a tree, with a snapshot if requested: all steps in their order.
+    ///
     /// Cancel safety: dropped, it leaves the root as it was, or the commit pending with an unknown
     /// outcome, which the next call of this or of [`RootCommitter::settle_pending`] determines.
     ///
     /// # Errors
-    /// - [`RootError::Refused`] with [`Refusal::Fenced`]: the session has lost the volume for good.
-    /// - [`RootError::Rebuild`]: store the contents of these packs again, and commit a new tree.
-    /// - [`RootError::OutcomeUnknown`]: the tree may be committed; the next call determines it.
-    /// - [`RootError::NotAtomic`]: the store acknowledged the commit, and does not show it.
-    /// - [`RootError::NameTaken`], [`RootError::Content`], [`RootError::Store`] and others: the
-    ///   tree is not committed. The stored contents stay pending for the next commit.
+    /// Those of [`RootCommitter::begin`], [`RecordedCommit::finish_packs`] and
+    /// [`FinishedCommit::replace_root`].
     pub async fn commit(&self, request: CommitRequest<U::Mark>) -> Result<RootCommit, RootError> {
+        let recorded = self.begin(&request).await?;
+        let finished = recorded.finish_packs().await?;
+        finished.replace_root().await
+    }
+
+    /// Begins a commit: determines the outcome of the commit before it, and stores the record.
+    ///
+    /// Cancel safety: dropped, it leaves a commit of unknown outcome pending, and maybe a record
+    /// that no root names.
+    ///
+    /// # Errors
+    /// - Those of [`RootCommitter::settle_pending`].
+    /// - [`RootError::Content`] if the record cannot be stored.
+    pub async fn begin<'a>(
+        &'a self,
+        request: &'a CommitRequest<U::Mark>,
+    ) -> Result<RecordedCommit<'a, U>, RootError> {
         let mut state = self.state.lock().await;
         self.settle(&mut state).await?;
         let sequence = match self.is_snapshot_only {
             true => 0,
             false => state.sequence + 1,
         };
-        let record = self.record(&request, sequence, state.last);
+        let record = self.record(request, sequence, state.last);
         let record = self.uploads.store_record(record.encode()).await?;
-        let sealed_for = self.handle.current().root.index.clone();
-        let sealed = self.uploads.seal_since(request.mark, &sealed_for).await?;
-        let parent = state.last;
-        // Dropped after this point, the future leaves the commit pending for the next call.
-        let pending = state.pending.insert(Pending {
+        Ok(RecordedCommit {
+            committer: self,
+            request,
+            state,
             record,
             sequence,
-            parent,
-            mark: request.mark,
-            sealed: Some(sealed),
-            sealed_for,
-            snapshot: None,
-        });
-        let made = self
-            .handle
-            .update(&mut CommitCas {
-                committer: self,
-                pending,
-                request: &request,
-            })
-            .await;
-        match made {
-            Ok(applied) => {
-                self.close(&mut state, true);
-                Ok(RootCommit {
-                    generation: applied.generation,
-                    sequence,
-                    record,
-                    snapshot: applied.output,
-                })
-            }
-            Err(error) => {
-                if !matches!(error, RootError::OutcomeUnknown { .. }) {
-                    self.close(&mut state, false);
-                }
-                Err(self.name_new_holder(error))
-            }
-        }
+        })
     }
 
     /// Adds the holder to a refusal without one: a session that left the root names no volume.
@@ -336,18 +261,14 @@ impl<U: Uploads> RootCommitter<U> {
 
     /// Records the outcome of the pending commit.
     fn close(&self, state: &mut LastCommit<U::Mark>, made: bool) {
-        let Some(pending) = state.pending.take() else {
+        let Some(mut pending) = state.pending.take() else {
             return;
         };
         if made && !self.is_snapshot_only {
             state.sequence = pending.sequence;
             state.last = Some(pending.record);
         }
-        match pending.sealed {
-            Some(sealed) if made => self.uploads.committed(sealed),
-            Some(sealed) => self.uploads.conflicted(sealed),
-            None => {}
-        }
+        pending.packs.settle(&*self.uploads, made);
     }
 
     /// Returns whether a commit that can no longer be made is in `root` or before it (rule 5).
@@ -367,7 +288,8 @@ impl<U: Uploads> RootCommitter<U> {
         }
         while sequence > pending.sequence {
             let Some(id) = last else { return Ok(false) };
-            let bytes = self.uploads.read_record(root, id).await?;
+            let condemned = self.lists.condemned(root).await?;
+            let bytes = (self.uploads.read_record(&root.index, &condemned, id)).await?;
             let record = CommitRecord::decode(&bytes)
                 .map_err(|reason| RootError::damaged(&format!("commit record {id}"), reason))?;
             last = record.parent;
@@ -413,6 +335,79 @@ impl<U: Uploads> RootCommitter<U> {
     }
 }
 
+impl<'a, U: Uploads> RecordedCommit<'a, U> {
+    /// Puts everything that the tree and the record need into the bucket: data packs, then metadata
+    /// packs, then an index object that lists them.
+    ///
+    /// Cancel safety: dropped, it leaves the packs to the next commit, and maybe an index object
+    /// that no root names.
+    ///
+    /// # Errors
+    /// [`RootError::Content`]: nothing is committed, and the contents stay pending.
+    pub async fn finish_packs(self) -> Result<FinishedCommit<'a, U>, RootError> {
+        let mut packs = PackFinisher::since(self.request.mark);
+        let current = self.committer.handle.current();
+        let uploads = &*self.committer.uploads;
+        packs.finish_for(uploads, &current.root.index).await?;
+        let pending = Pending {
+            record: self.record,
+            sequence: self.sequence,
+            parent: self.state.last,
+            packs,
+            snapshot: None,
+        };
+        Ok(FinishedCommit {
+            committer: self.committer,
+            request: self.request,
+            state: self.state,
+            pending,
+        })
+    }
+}
+
+impl<U: Uploads> FinishedCommit<'_, U> {
+    /// Replaces the root by one that names the commit, and writes the lists of its snapshot before.
+    ///
+    /// Cancel safety: dropped, it leaves the commit pending with an unknown outcome, which the next
+    /// [`RootCommitter::begin`] or [`RootCommitter::settle_pending`] determines.
+    ///
+    /// # Errors
+    /// - [`RootError::Refused`] with [`Refusal::Fenced`]: the session has lost the volume for good.
+    /// - [`RootError::Rebuild`]: store the contents of these packs again, and commit a new tree.
+    /// - [`RootError::OutcomeUnknown`]: the tree may be committed; the next call determines it.
+    /// - [`RootError::NotAtomic`]: the store acknowledged the commit, and does not show it.
+    /// - [`RootError::NameTaken`], [`RootError::Content`], [`RootError::Store`] and others: the
+    ///   tree is not committed. The stored contents stay pending for the next commit.
+    pub async fn replace_root(mut self) -> Result<RootCommit, RootError> {
+        let (committer, request) = (self.committer, self.request);
+        // Dropped after this point, the future leaves the commit pending for the next call.
+        let pending = self.state.pending.insert(self.pending);
+        let (sequence, record) = (pending.sequence, pending.record);
+        let mut replacement = CommitCas {
+            committer,
+            pending,
+            request,
+        };
+        match committer.handle.update(&mut replacement).await {
+            Ok(applied) => {
+                committer.close(&mut self.state, true);
+                Ok(RootCommit {
+                    generation: applied.generation,
+                    sequence,
+                    record,
+                    snapshot: applied.output,
+                })
+            }
+            Err(error) => {
+                if !matches!(error, RootError::OutcomeUnknown { .. }) {
+                    committer.close(&mut self.state, false);
+                }
+                Err(committer.name_new_holder(error))
+            }
+        }
+    }
+}
+
 struct CommitCas<'a, U: Uploads> {
     committer: &'a RootCommitter<U>,
     pending: &'a mut Pending<U::Mark>,
@@ -433,9 +428,10 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
             return self.apply_listed(next).await;
         }
         next.require_parent(session, volume, self.pending.parent)?;
-        let index = self.current_index(next).await?;
+        let uploads = &*self.committer.uploads;
+        let index = (self.pending.packs.finish_for(uploads, &next.index)).await?;
         self.check_relied_on(next).await?;
-        let sealed = self.pending.sealed.as_ref().ok_or(Refusal::ListsChanged)?;
+        let finished = self.finished()?;
         let change = CommitChange {
             session,
             volume: volume.clone(),
@@ -445,11 +441,11 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
             building: self.request.building,
             covered: self.request.covered,
             covered_journal: self.request.covered_journal,
-            floor: sealed.floor,
+            floor: finished.floor,
             next_inode: self.request.next_inode,
             inodes: self.request.inodes,
             bytes: self.request.bytes,
-            new_bytes: sealed.new_bytes,
+            new_bytes: finished.new_bytes,
             replayed: self.committer.replayed_sessions().collect(),
             claimed: self.committer.claimed.clone(),
         };
@@ -476,18 +472,19 @@ impl<U: Uploads> CommitCas<'_, U> {
     /// Adds the snapshot and its packs to the root; the volume's entry stays as it is.
     async fn apply_listed(&mut self, next: &mut Root) -> Result<Option<SnapshotEntry>, RootError> {
         next.require_live(self.committer.session)?;
-        let index = self.current_index(next).await?;
+        let uploads = &*self.committer.uploads;
+        let index = (self.pending.packs.finish_for(uploads, &next.index)).await?;
         self.check_relied_on(next).await?;
-        let sealed = self.pending.sealed.as_ref().ok_or(Refusal::ListsChanged)?;
+        let finished = self.finished()?;
         let state = Volume {
             tree: self.request.tree,
             commit: Some(self.pending.record),
             inodes: self.request.inodes,
             bytes: self.request.bytes,
-            unsnapshotted_bytes: sealed.new_bytes,
+            unsnapshotted_bytes: finished.new_bytes,
             ..Volume::default()
         };
-        next.raise_floor(self.committer.session, sealed.floor);
+        next.raise_floor(self.committer.session, finished.floor);
         next.change_index(&index)?;
         if let Some(request) = &self.request.snapshot {
             self.pending.snapshot = Some(self.add_snapshot(next, &state, request).await?);
@@ -496,39 +493,14 @@ impl<U: Uploads> CommitCas<'_, U> {
         Ok(self.pending.snapshot.clone())
     }
 
-    /// Returns the commit's change of the root's index objects. An absorbed one that has left the
-    /// list may have a successor with other packs: then the new index object is made again.
-    async fn current_index(&mut self, next: &Root) -> Result<IndexChange, RootError> {
-        for _ in 0..2 {
-            if let Some(sealed) = &self.pending.sealed {
-                let change = IndexChange::between(&self.pending.sealed_for, &sealed.index);
-                if change
-                    .absorbed
-                    .iter()
-                    .all(|absorbed| next.index.contains(absorbed))
-                {
-                    return Ok(change);
-                }
-            }
-            if let Some(sealed) = self.pending.sealed.take() {
-                self.committer.uploads.conflicted(sealed);
-            }
-            let sealed = self
-                .committer
-                .uploads
-                .seal_since(self.pending.mark, &next.index)
-                .await?;
-            self.pending.sealed_for = next.index.clone();
-            self.pending.sealed = Some(sealed);
-        }
-        Err(Refusal::ListsChanged.into())
+    fn finished(&self) -> Result<&FinishedPacks, RootError> {
+        let finished = self.pending.packs.finished();
+        Ok(finished.ok_or(Refusal::ListsChanged)?)
     }
 
     /// Checks rule 3 ‡: each pack relied on is live in the replaced root, or own by *its* floor.
     async fn check_relied_on(&self, next: &Root) -> Result<(), RootError> {
-        let Some(sealed) = &self.pending.sealed else {
-            return Ok(());
-        };
+        let finished = self.finished()?;
         let floor = next.require_live(self.committer.session)?.floor;
         let replayed = &self.committer.replayed;
         let own = |pack: &PackName| {
@@ -539,14 +511,14 @@ impl<U: Uploads> CommitCas<'_, U> {
             // A new holder counts replayed sessions' packs as its own when it makes them live.
             let ended_session = next.sessions.get(&of);
             replayed.iter().any(|replayed| replayed.session == of)
-                && sealed.packs.contains(pack)
+                && finished.packs.contains(pack)
                 && ended_session.is_some_and(|ended_session| pack.sequence >= ended_session.floor)
         };
         // A pack that becomes live must be own, too: below the floor it may be condemned.
-        let foreign: Vec<_> = sealed
+        let foreign: Vec<_> = finished
             .relied_on
             .iter()
-            .chain(&sealed.packs)
+            .chain(&finished.packs)
             .filter(|pack| !own(pack))
             .copied()
             .collect();

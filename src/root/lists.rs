@@ -296,6 +296,22 @@ fn names(shards: &[Arc<Vec<PackEntry>>]) -> impl Iterator<Item = PackName> + '_ 
     entries.map(|entry| entry.0)
 }
 
+/// Stores one list of these entries. Returns none if there are no entries.
+///
+/// Cancel safety: as [`put_shard`].
+///
+/// # Errors
+/// As [`put_shard`].
+pub(crate) async fn put_entries<T: ListEntry>(
+    writer: &dyn ListWriter,
+    entries: Vec<T>,
+) -> Result<Option<ListRef>, RootError> {
+    match entries.is_empty() {
+        true => Ok(None),
+        false => Ok(Some(put_shard(writer, entries).await?)),
+    }
+}
+
 /// Stores entries as a new list object, and returns the reference by which a root names it.
 ///
 /// Cancel safety: dropped, it leaves nothing, or a list in the bucket that no root names.

@@ -36,7 +36,9 @@
 //! | [`kept`] | journals in a spool, before they are sent |
 //! | [`gap`] | operations that a session acknowledged and whose journals are missing |
 //! | [`ended_sessions`] | journals of ended sessions, read back |
-//! | [`commit`] | the order of a commit's writes; snapshots |
+//! | [`commit`], [`commit_request`] | the order of a commit's writes; snapshots |
+//! | [`finish`] | packs that are finished for the index of the root to be replaced |
+//! | [`uploads`] | what a commit needs of the session that stores its contents |
 //! | [`forget`] | moves snapshots to the trash, and back |
 //! | [`repository`] | creates and opens a repository |
 //! | `force` | how a key stands to the master key that the root states |
@@ -57,8 +59,10 @@ pub mod carried;
 pub mod chain;
 pub mod choice;
 pub mod commit;
+pub mod commit_request;
 pub mod ended_sessions;
 pub mod error;
+pub mod finish;
 mod force;
 pub mod forget;
 pub mod gap;
@@ -96,10 +100,12 @@ pub mod snapshots;
 pub mod state;
 pub mod transition;
 pub(crate) mod unlock;
+pub mod uploads;
 pub mod view;
 mod wire;
 
-pub use commit::{CommitRequest, RootCommit, RootCommitter, Uploads};
+pub use commit::RootCommitter;
+pub use commit_request::{CommitRequest, RootCommit};
 pub use ended_sessions::EndedSession;
 pub use error::{ErrorKind, RootError};
 pub use forget::ListChanger;
@@ -118,6 +124,7 @@ pub use shard::ListRef;
 pub use snapshots::{NewSnapshot, SnapshotEntry, SnapshotList, SnapshotReference};
 pub use state::{HolderInfo, Root, Session, SessionId, SessionState, Volume};
 pub use transition::Claim;
+pub use uploads::Uploads;
 pub use view::RootView;
 
 #[cfg(test)]

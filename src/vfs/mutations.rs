@@ -15,7 +15,7 @@ use crate::volume::Volume;
 use crate::volume::attributes::{Change, XattrDemand};
 use crate::volume::error::VolumeError;
 use crate::volume::namespace::{NewInode, RenameTo};
-use crate::volume::publish::SnapshotRequest;
+use crate::volume::requests::SnapshotRequest;
 
 /// A name to be made, and the inode that it will lead to.
 pub(super) struct Making {

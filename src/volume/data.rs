@@ -296,10 +296,10 @@ impl Volume {
             let _flushing = lock.lock().await;
             let (epoch, unsettled) = {
                 let state = self.view.state()?.lock();
-                let sealing = state.sealing.as_ref();
+                let committing = state.committing.as_ref();
                 (
                     state.active.epoch,
-                    sealing.is_some_and(|layer| layer.data.contains_key(&inode)),
+                    committing.is_some_and(|layer| layer.data.contains_key(&inode)),
                 )
             };
             if unsettled

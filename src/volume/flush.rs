@@ -114,7 +114,7 @@ impl Volume {
             .view
             .state()?
             .lock()
-            .sealing
+            .committing
             .as_ref()
             .map(|layer| layer.epoch);
         if let Some(older) = older.filter(|older| *older < epoch) {

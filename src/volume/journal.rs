@@ -1,7 +1,7 @@
 //! fsync(2): makes changes durable without touching the root (docs/PROTOCOL.md, rule 6).
 //!
 //! Owns: when a journal is written, the uploads before it, and the answers to its callers. Does not
-//! own: its contents (`capture`), its object and numbers (`root::journal`, behind [`JournalSink`]).
+//! own: its contents (`capture`), its object and numbers (`root::journal`, behind [`JournalWriter`]).
 //!
 //! One task, the [`JournalTask`], writes all journals of a volume, one after the other. Callers
 //! that wait at the same moment share one journal. Commits run concurrently: a journal carries the
@@ -19,14 +19,14 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::root::error::RootError;
+use crate::root::journal::{JournalEntry, JournalWriter};
 use crate::volume::Volume;
 use crate::volume::capture::{Capture, Captured};
-use crate::volume::entry::{Entry, JournalSink};
 use crate::volume::error::VolumeError;
 use crate::volume::flush::Reach;
 use crate::volume::landing::{Aim, PATIENCE, bring, failed, land, send};
 use crate::volume::operations::Content;
-use crate::volume::publish::PublishError;
 use crate::volume::requests::QueuedFsync;
 
 /// Maximum time between close(2) of a small file and the start of the journal that names it
@@ -128,7 +128,7 @@ impl Volume {
 /// The task that writes all journals of one volume.
 pub struct JournalTask {
     volume: Arc<Volume>,
-    journal: Arc<dyn JournalSink>,
+    journal: Arc<JournalWriter>,
     requests: mpsc::Receiver<QueuedFsync>,
     /// True if the spool is enough for fsync.
     is_local: bool,
@@ -162,7 +162,7 @@ enum Outcome {
 /// [`Volume::flush_file`].
 pub async fn keep_everything(
     volume: Arc<Volume>,
-    journal: Arc<dyn JournalSink>,
+    journal: Arc<JournalWriter>,
 ) -> Result<(), VolumeError> {
     let (_, requests) = mpsc::channel(1);
     let mut journaler = JournalTask {
@@ -175,7 +175,7 @@ pub async fn keep_everything(
         bytes_max: LAST_JOURNAL_BYTES_MAX,
     };
     let too_much = || VolumeError::Commit("too much was changed for a journal".into());
-    bring(&volume, &*journaler.journal, Aim::Local).await?;
+    bring(&volume, &journaler.journal, Aim::Local).await?;
     // Changes of a failed volume that no journal entry carries cannot be told from the changes that
     // it has lost.
     if let Some(error) = volume.failure() {
@@ -197,7 +197,7 @@ pub async fn keep_everything(
 
 impl JournalTask {
     /// Returns the journaler of `volume`; none if it has one already.
-    pub fn new(volume: Arc<Volume>, journal: Arc<dyn JournalSink>) -> Option<Self> {
+    pub fn new(volume: Arc<Volume>, journal: Arc<JournalWriter>) -> Option<Self> {
         let requests = volume.fsyncs_waiting.lock().take()?;
         Some(JournalTask {
             volume,
@@ -212,7 +212,7 @@ impl JournalTask {
 
     /// Sets `fsync=local`: the spool is enough for fsync, if there is one.
     pub fn locally(mut self, is_local: bool) -> Self {
-        self.is_local = is_local && self.journal.can_keep();
+        self.is_local = is_local && self.journal.has_spool();
         match (is_local, self.is_local) {
             (true, true) => tracing::warn!(
                 "fsync=local: what is fsynced survives a crash of this machine, but not its loss \
@@ -228,7 +228,7 @@ impl JournalTask {
     /// Serves requests until it is dropped.
     ///
     /// Cancel safety: dropped, it returns the changes that it took for an unwritten journal to the
-    /// layers; settled entries stay with the [`JournalSink`].
+    /// layers; settled entries stay with the [`JournalWriter`].
     pub async fn run(mut self) {
         let volume = self.volume.clone();
         let mut due: Option<Instant> = None;
@@ -303,7 +303,7 @@ impl JournalTask {
 
     /// Returns the aim of a journal for which the spool alone is not enough.
     fn soon(&self) -> Aim {
-        match self.journal.can_keep() {
+        match self.journal.has_spool() {
             true => Aim::Soon,
             false => Aim::Bucket,
         }
@@ -318,7 +318,7 @@ impl JournalTask {
         let (volume, journal) = (self.volume.clone(), self.journal.clone());
         self.landing.spawn(async move {
             while volume.failure().is_none() {
-                match land(&volume, &*journal).await {
+                match land(&volume, &journal).await {
                     Ok(()) => return,
                     Err(error) => {
                         tracing::warn!("kept on this machine, not in the bucket yet: {error}")
@@ -345,7 +345,7 @@ impl JournalTask {
         let (volume, journal) = (self.volume.clone(), self.journal.clone());
         let confirmed = async move {
             if !is_kept && journal.is_behind() {
-                land(&volume, &*journal).await?;
+                land(&volume, &journal).await?;
             }
             // Confirms also if there was nothing to write: the volume of an earlier journal may
             // have another holder by now.
@@ -360,7 +360,7 @@ impl JournalTask {
     /// landed.
     async fn write_for_bucket(&mut self) -> Result<(), VolumeError> {
         match self.write(self.soon()).await {
-            Err(error) if self.journal.can_keep() && self.is_of_the_spool(&error) => {
+            Err(error) if self.journal.has_spool() && self.is_of_the_spool(&error) => {
                 tracing::warn!("what the spool does not take goes to the bucket: {error}");
                 self.write(Aim::Bucket).await
             }
@@ -388,7 +388,7 @@ impl JournalTask {
         confirmed: impl Future<Output = Result<(), VolumeError>>,
     ) -> Result<(), VolumeError> {
         let volume = self.volume.clone();
-        let can_keep = self.journal.can_keep();
+        let can_keep = self.journal.has_spool();
         let mut confirmed = pin!(confirmed);
         let mut due: Option<Instant> = None;
         loop {
@@ -460,7 +460,7 @@ impl JournalTask {
         }
         // So at most one entry is in memory only, however often this fails.
         if self.journal.is_bare() {
-            bring(&self.volume, &*self.journal, aim).await?;
+            bring(&self.volume, &self.journal, aim).await?;
         }
         let taken = match self.volume.capture().await? {
             Captured::Nothing => return Ok(()),
@@ -509,12 +509,7 @@ impl JournalTask {
             return Ok(Outcome::TooMuch);
         }
         let length = operations.len() as u64;
-        let entry = Entry {
-            first: capture.first,
-            last: capture.last,
-            packs,
-            operations,
-        };
+        let entry = JournalEntry::new(capture.first..=capture.last, packs, operations);
         let settled = self.journal.settle(entry);
         settled.map_err(|error| self.failed(error))?;
         self.volume.is_settled(capture)?;
@@ -542,7 +537,7 @@ impl JournalTask {
         }
     }
 
-    fn failed(&self, error: PublishError) -> VolumeError {
+    fn failed(&self, error: RootError) -> VolumeError {
         failed(&self.volume, error)
     }
 }

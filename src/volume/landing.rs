@@ -1,14 +1,15 @@
 //! Sends settled journal entries to the bucket, or keeps them in the spool.
 //!
 //! Owns: the waits, and when the spool takes the place of a silent store. Does not own: when
-//! entries are sent (`journal`), the objects ([`JournalSink`]).
+//! entries are sent (`journal`), the objects ([`JournalWriter`]).
 
 use std::time::Duration;
 
+use crate::root::error::RootError;
+use crate::root::journal::JournalWriter;
 use crate::volume::Volume;
-use crate::volume::entry::JournalSink;
 use crate::volume::error::VolumeError;
-use crate::volume::publish::PublishError;
+use crate::volume::root_failure::RootFailure;
 
 /// Time without an acknowledgement after which an entry is kept in the spool until it can be sent.
 /// The same holds for files that are closed while an fsync waits.
@@ -33,7 +34,7 @@ pub(super) enum Aim {
 /// Failures of uploads; [`VolumeError::Commit`] for those of the journal.
 pub(super) async fn bring(
     volume: &Volume,
-    journal: &dyn JournalSink,
+    journal: &JournalWriter,
     aim: Aim,
 ) -> Result<(), VolumeError> {
     send(volume, journal, land(volume, journal), aim).await
@@ -46,7 +47,7 @@ pub(super) async fn bring(
 /// Those of `landing`; [`VolumeError::Commit`] if the spool fails.
 pub(super) async fn send(
     volume: &Volume,
-    journal: &dyn JournalSink,
+    journal: &JournalWriter,
     landing: impl Future<Output = Result<(), VolumeError>>,
     aim: Aim,
 ) -> Result<(), VolumeError> {
@@ -65,7 +66,7 @@ pub(super) async fn send(
 ///
 /// A full spool is waited for no longer than the store: entries that reach the bucket make room in
 /// the spool. An entry that has reached the bucket itself need not be kept.
-async fn keep(volume: &Volume, journal: &dyn JournalSink) -> Result<(), VolumeError> {
+async fn keep(volume: &Volume, journal: &JournalWriter) -> Result<(), VolumeError> {
     let lands = async {
         loop {
             tokio::time::sleep(PATIENCE).await;
@@ -82,14 +83,14 @@ async fn keep(volume: &Volume, journal: &dyn JournalSink) -> Result<(), VolumeEr
 }
 
 /// Converts the error of a journal, and poisons the volume if the session is lost.
-pub(super) fn failed(volume: &Volume, error: PublishError) -> VolumeError {
-    match error {
-        PublishError::Lost(why) => {
+pub(super) fn failed(volume: &Volume, error: RootError) -> VolumeError {
+    match RootFailure::from(error) {
+        RootFailure::Lost(why) => {
             let error = VolumeError::Commit(why);
             volume.poison(error.clone());
             error
         }
-        PublishError::Again(why) | PublishError::Refused(why) | PublishError::Unknown(why) => {
+        RootFailure::Again(why) | RootFailure::Refused(why) | RootFailure::Unknown(why) => {
             VolumeError::Commit(why)
         }
     }
@@ -102,7 +103,7 @@ pub(super) fn failed(volume: &Volume, error: PublishError) -> VolumeError {
 ///
 /// # Errors
 /// Failures of uploads; [`VolumeError::Commit`] for those of the journal.
-pub(super) async fn land(volume: &Volume, journal: &dyn JournalSink) -> Result<(), VolumeError> {
+pub(super) async fn land(volume: &Volume, journal: &JournalWriter) -> Result<(), VolumeError> {
     let until = journal.settled();
     volume.ingest.deliver().await?;
     let landed = journal.land(until).await;

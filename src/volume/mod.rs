@@ -10,7 +10,9 @@
 //!   view, seek                    reads of layers and tree as one
 //!   flush, writeback              dirty bytes → extents; when that is done in the background
 //!   deposit                       a file that arrives as one stream, named when complete
-//!   commit, sealed, publish       layers → tree → root
+//!   commit, cut_items             layers → tree → root
+//!   commit_task                   when commits are made, and who waits for them
+//!   root_failure                  what an error of the root means for a volume
 //!   requests                      what waits for a commit or a journal
 //!   unsaved                       files with changes that no commit holds
 //!   delta, capture, operations    changes that no journal has described, and their
@@ -40,11 +42,12 @@ use crate::volume::view::View;
 pub mod attributes;
 pub mod capture;
 pub mod commit;
+pub mod commit_task;
+pub mod cut_items;
 pub mod data;
 pub mod delta;
 pub mod deposit;
 pub mod dirty;
-pub mod entry;
 pub mod error;
 pub mod flush;
 pub mod journal;
@@ -55,12 +58,11 @@ pub mod names;
 pub mod namespace;
 pub mod nodes;
 pub mod operations;
-pub mod publish;
 pub mod replay;
 pub mod requests;
 pub mod rescue;
 pub mod room;
-pub mod sealed;
+pub mod root_failure;
 pub mod seek;
 pub mod state;
 pub mod transaction;
@@ -99,6 +101,9 @@ pub struct Volume {
     /// The reason why the volume accepts nothing more; none if it does.
     health: tokio::sync::watch::Sender<Option<VolumeError>>,
     last_commit: Mutex<Option<Timestamp>>,
+    /// True if blobs were stored again that no root holds yet. A journal may refer to such a blob
+    /// without naming its pack.
+    has_rescued: AtomicBool,
     requests: mpsc::Sender<QueuedCommit>,
     /// True if a commit was requested because items fill the memory; reset at the cut.
     commit_asked: AtomicBool,
@@ -137,7 +142,7 @@ pub struct VolumeParts {
 }
 
 impl Volume {
-    /// Returns a volume, and the queue of requests that its committer ([`commit::CommitTask`]) must
+    /// Returns a volume, and the queue of requests that its committer ([`commit_task::CommitTask`]) must
     /// serve.
     pub fn new(parts: VolumeParts) -> (Arc<Volume>, mpsc::Receiver<QueuedCommit>) {
         let (requests, receiver) = mpsc::channel(64);
@@ -156,6 +161,7 @@ impl Volume {
             next_inode: AtomicU64::new(parts.next_inode.max(FIRST_INODE)),
             health: tokio::sync::watch::Sender::new(None),
             last_commit: Mutex::new(None),
+            has_rescued: AtomicBool::new(false),
             requests,
             commit_asked: AtomicBool::new(false),
             is_local: AtomicBool::new(false),
@@ -232,6 +238,11 @@ impl Volume {
     /// it.
     pub fn is_orphan(&self, inode: u64) -> bool {
         self.orphans.lock().contains(&inode)
+    }
+
+    /// Returns true if blobs were stored again that no root holds yet.
+    pub fn has_rescued(&self) -> bool {
+        self.has_rescued.load(Ordering::SeqCst)
     }
 
     /// Returns the users of each inode.

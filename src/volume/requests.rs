@@ -1,14 +1,31 @@
 //! Requests that wait in the queues of a volume's two tasks.
 //!
-//! Owns: their contents. Does not own: the queues ([`Volume`](crate::volume::Volume)), nor the
-//! tasks that serve them (`commit`, `journal`).
+//! Owns: their contents and answers. Does not own: the queues ([`Volume`](crate::volume::Volume)),
+//! nor the tasks that serve them (`commit_task`, `journal`).
 
 use tokio::sync::oneshot;
 
 use crate::volume::error::VolumeError;
-use crate::volume::publish::{CommitOutcome, SnapshotRequest};
 
-/// A request for a commit, in the queue of the [`Committer`](crate::volume::commit::CommitTask).
+/// A snapshot for a commit to make.
+#[derive(Debug, Clone, Default)]
+pub struct SnapshotRequest {
+    /// The snapshot's name; none for a name derived from the time.
+    pub name: Option<String>,
+    /// The snapshot's tags.
+    pub tags: Vec<String>,
+}
+
+/// The result of a commit.
+#[derive(Debug, Clone, Default)]
+pub struct CommitOutcome {
+    /// The generation of the root that holds the commit.
+    pub generation: u64,
+    /// The name of the snapshot, if one was made.
+    pub snapshot: Option<String>,
+}
+
+/// A request for a commit, in the queue of the [`CommitTask`](crate::volume::commit_task::CommitTask).
 #[derive(Debug)]
 pub struct QueuedCommit {
     /// The snapshot to make of the commit; none for a commit alone.
@@ -18,6 +35,6 @@ pub struct QueuedCommit {
 }
 
 /// A caller of fsync that waits for a journal, in the queue of the
-/// [`Journaler`](crate::volume::journal::JournalTask).
+/// [`JournalTask`](crate::volume::journal::JournalTask).
 #[derive(Debug)]
 pub struct QueuedFsync(pub(super) oneshot::Sender<Result<(), VolumeError>>);

@@ -6,6 +6,7 @@
 //! everything that it refers to. References name blobs and not packs, so they stay valid.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::{Id, Kind};
@@ -14,6 +15,7 @@ use bkfs_chunker::pack::PackName;
 use bkfs_chunker::verify::{Verifier, VerifierConfig, chunks_of};
 use bytes::Bytes;
 
+use crate::root::error::RootError;
 use crate::tree::item::Target;
 use crate::tree::node::Node;
 use crate::tree::source::{Reference, references};
@@ -154,6 +156,58 @@ pub async fn rescue(ingest: &Ingest, packs: &[PackName]) -> Result<(), VolumeErr
     }
     ingest.let_go(packs, &blobs);
     Ok(())
+}
+
+/// Maximum number of times that one commit stores condemned blobs again before it fails.
+const RESCUES_MAX: u32 = 8;
+
+/// Stores again what one commit finds condemned, up to [`RESCUES_MAX`] times.
+pub struct Rescues<'a> {
+    ingest: &'a Ingest,
+    /// Set before blobs are stored again.
+    begun: Option<&'a AtomicBool>,
+    left: u32,
+}
+
+impl<'a> Rescues<'a> {
+    /// Returns the rescues of one commit of `ingest`.
+    pub fn new(ingest: &'a Ingest) -> Self {
+        Rescues {
+            ingest,
+            begun: None,
+            left: RESCUES_MAX,
+        }
+    }
+
+    /// Returns these rescues, which set `begun` before they store anything again.
+    pub fn noting_in(self, begun: &'a AtomicBool) -> Self {
+        Rescues {
+            begun: Some(begun),
+            ..self
+        }
+    }
+
+    /// Stores again what the commit lacks, if `error` says that packs it relies on are not live
+    /// (rule 3). Returns true if the commit is to be tried again.
+    ///
+    /// Cancel safety: as [`rescue`].
+    pub async fn has_helped(&mut self, error: &RootError) -> bool {
+        let RootError::Rebuild { packs } = error else {
+            return false;
+        };
+        let Some(left) = self.left.checked_sub(1) else {
+            return false;
+        };
+        self.left = left;
+        if let Some(begun) = self.begun {
+            begun.store(true, Ordering::SeqCst);
+        }
+        let rescued = rescue(self.ingest, packs).await;
+        if let Err(error) = &rescued {
+            tracing::error!("what was condemned meanwhile cannot be stored again: {error}");
+        }
+        rescued.is_ok()
+    }
 }
 
 /// A metadata pack of an ended session.

@@ -4,15 +4,15 @@
 //! locks of inodes, I/O.
 //!
 //! ```text
-//!   active    ← all operations write here; a cut makes it the sealing layer and starts a new one
-//!   sealing   ← the committer stores it; nothing changes it, except that stored bytes become
+//!   active    ← all operations write here; a cut makes it the committing layer and starts a new one
+//!   committing ← the committer stores it; nothing changes it, except that stored bytes become
 //!               extents
 //!   base      ← the tree of the last commit
 //! ```
 //! A layer holds changed items (a tombstone is `None`), inodes that were dropped, and dirty bytes
 //! of files. A read of a file looks at the dirty bytes of both layers first, and then at the items
 //! of both over the base. The extents of a layer were cut to fit everything below it. So the bytes
-//! of a file may be stored in the active layer only when the sealing layer has no dirty bytes of it
+//! of a file may be stored in the active layer only when the committing layer has no dirty bytes of it
 //! left (`flush` ensures that).
 //!
 //! Each layer also keeps its *delta*: the places in it that no journal has described yet. Storing
@@ -142,7 +142,7 @@ impl Layer {
 pub enum Scope {
     /// Everything, as users of the mount see it.
     Live,
-    /// The layer of this epoch and everything below, whether that layer is active, sealing or
+    /// The layer of this epoch and everything below, whether that layer is active, committing or
     /// committed. So a cut does not change the reader's result.
     Until(u64),
 }
@@ -174,7 +174,7 @@ pub struct VolumeState {
     /// The layer that takes all changes.
     pub active: Layer,
     /// The layer that is being committed.
-    pub sealing: Option<Layer>,
+    pub committing: Option<Layer>,
     /// The root node of the last committed tree.
     pub base: Id,
     /// The inodes and bytes of the volume now.
@@ -198,7 +198,7 @@ impl VolumeState {
     pub fn new(base: Id, totals: Totals) -> Self {
         VolumeState {
             active: Layer::new(1),
-            sealing: None,
+            committing: None,
             base,
             totals,
             stamp: 0,
@@ -224,7 +224,7 @@ impl VolumeState {
             Scope::Until(epoch) => epoch,
         };
         std::iter::once(&self.active)
-            .chain(self.sealing.as_ref())
+            .chain(self.committing.as_ref())
             .filter(move |layer| layer.epoch <= newest)
     }
 
@@ -233,12 +233,14 @@ impl VolumeState {
         if self.active.epoch == epoch {
             return Some(&mut self.active);
         }
-        self.sealing.as_mut().filter(|layer| layer.epoch == epoch)
+        self.committing
+            .as_mut()
+            .filter(|layer| layer.epoch == epoch)
     }
 
     /// Returns the layer of this epoch, if stored contents of `inode` may still be put into it.
     ///
-    /// It returns none if the inode was dropped there. It also returns none if the layer is sealing
+    /// It returns none if the inode was dropped there. It also returns none if the layer is committing
     /// and has no dirty bytes of the file, because the tree that holds the file may be built
     /// already.
     pub fn storing_layer(&mut self, epoch: u64, inode: u64) -> Option<&mut Layer> {
@@ -439,7 +441,7 @@ impl VolumeState {
 
     /// Takes the changes since the last journal. They become the next operation.
     pub fn take_delta(&mut self) -> Delta {
-        let older = self.sealing.as_mut().map(|layer| &mut layer.delta);
+        let older = self.committing.as_mut().map(|layer| &mut layer.delta);
         let mut delta = older.map(std::mem::take).unwrap_or_default();
         delta.absorb(std::mem::take(&mut self.active.delta));
         self.operation += 1;
@@ -468,9 +470,9 @@ impl VolumeState {
         self.active.allocated = growth;
     }
 
-    /// Returns the totals without the active layer, which a commit of the sealing layer publishes
+    /// Returns the totals without the active layer, which a commit of the committing layer publishes
     /// once none of its bytes are dirty. `inodes` is the number at the cut.
-    pub fn sealed_totals(&self, inodes: u64) -> Totals {
+    pub fn committing_totals(&self, inodes: u64) -> Totals {
         let bytes = self.totals.bytes;
         Totals {
             inodes,
@@ -491,7 +493,7 @@ impl VolumeState {
             _ => None,
         };
         let older = self
-            .sealing
+            .committing
             .as_mut()
             .filter(|layer| layer.epoch == epoch)
             .and_then(adjust);
@@ -508,33 +510,33 @@ impl VolumeState {
         self.active.allocated = self.active.allocated.saturating_add(change);
     }
 
-    /// Makes the active layer the sealing layer.
+    /// Makes the active layer the committing layer.
     ///
     /// # Panics
-    /// If there is a sealing layer already.
+    /// If there is a committing layer already.
     pub fn cut(&mut self) {
         assert!(
-            self.sealing.is_none(),
-            "a cut while the layer before is still being sealed"
+            self.committing.is_none(),
+            "a cut while the layer before is still being committed"
         );
         let next = Layer::new(self.active.epoch + 1);
-        self.sealing = Some(std::mem::replace(&mut self.active, next));
+        self.committing = Some(std::mem::replace(&mut self.active, next));
     }
 
-    /// Makes `base` the base, which contains the sealing layer, and removes that layer.
+    /// Makes `base` the base, which contains the committing layer, and removes that layer.
     pub fn committed(&mut self, base: Id) {
         self.base = base;
-        self.sealing = None;
+        self.committing = None;
     }
 
     /// Returns the memory of dirty bytes in both layers, in bytes.
     pub fn data_cost(&self) -> u64 {
-        self.active.data_cost() + self.sealing.as_ref().map_or(0, Layer::data_cost)
+        self.active.data_cost() + self.committing.as_ref().map_or(0, Layer::data_cost)
     }
 
     /// Returns the memory of items in both layers, in bytes.
     pub fn item_cost(&self) -> u64 {
-        self.active.item_cost() + self.sealing.as_ref().map_or(0, Layer::item_cost)
+        self.active.item_cost() + self.committing.as_ref().map_or(0, Layer::item_cost)
     }
 }
 

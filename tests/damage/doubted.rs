@@ -434,12 +434,12 @@ fn copy_metadata(fixture: &Fixture, store: &Arc<MemoryStore>) {
                 }
             }
         }
-        let sealed = ingest.seal_since(mark, &[]).await.expect("sealed");
+        let finished = ingest.finish_since(mark, &[]).await.expect("sealed");
         let mut change = Change {
             session: Some(session.id()),
             index: IndexChange {
                 absorbed: Vec::new(),
-                added: sealed.index.clone(),
+                added: finished.index.clone(),
             },
         };
         repository.handle.update(&mut change).await.expect("made");

@@ -9,7 +9,7 @@ use bkfs::repository::{Opening, Repository, open_in};
 use bkfs::tree::item::Item;
 use bkfs::volume::data::WriteOptions;
 use bkfs::volume::namespace::NewInode;
-use bkfs::volume::publish::SnapshotRequest;
+use bkfs::volume::requests::SnapshotRequest;
 use bkfs::volume::state::Scope;
 use bkfs::volume::view::View;
 use bkfs::volume::{ROOT_INODE, Volume};

@@ -18,7 +18,7 @@ use bkfs::root::forget::ListChanger;
 use bkfs::root::lists::DirectLists;
 use bkfs::root::session::OpenSession;
 use bkfs::volume::ROOT_INODE;
-use bkfs::volume::publish::SnapshotRequest;
+use bkfs::volume::requests::SnapshotRequest;
 use bkfs_store::{Operation, Store, StoreErrorKind};
 use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
 use jiff::{SignedDuration, Timestamp};

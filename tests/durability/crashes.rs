@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bkfs::mounting::settings::Settings;
-use bkfs::volume::publish::SnapshotRequest;
+use bkfs::volume::requests::SnapshotRequest;
 use bkfs_chunker::id::Kind;
 use bkfs_store::{Operation, StoreErrorKind};
 use bkfs_testing::fault::{Fault, Gate, Strike};

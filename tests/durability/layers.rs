@@ -85,7 +85,7 @@ fn an_fsync_names_no_node_of_a_commit_whose_children_are_on_their_way() {
 fn wait_for_a_cut(host: &Host) {
     let volume = host.volume();
     let state = volume.view.state().expect("is writable");
-    while state.lock().sealing.is_none() {
+    while state.lock().committing.is_none() {
         std::thread::yield_now();
     }
 }

@@ -13,7 +13,7 @@ use bkfs::root::repository::Accepted;
 use bkfs::tree::item::Item;
 use bkfs::volume::data::WriteOptions;
 use bkfs::volume::error::VolumeError;
-use bkfs::volume::publish::SnapshotRequest;
+use bkfs::volume::requests::SnapshotRequest;
 use bkfs::volume::state::Scope;
 use bkfs::volume::{ROOT_INODE, Volume};
 use bkfs_chunker::content_store::ContentStoreConfig;

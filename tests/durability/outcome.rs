@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bkfs::mounting::settings::Settings;
 use bkfs::volume::error::VolumeError;
-use bkfs::volume::publish::SnapshotRequest;
+use bkfs::volume::requests::SnapshotRequest;
 use bkfs_store::{Operation, StoreErrorKind};
 use bkfs_testing::fault::{Fault, Gate, Strike};
 

@@ -166,7 +166,7 @@ fn a_snapshot_that_was_let_go_is_found_again_by_its_number() {
         let volume = writer.0.volume().expect("writable");
         for number in 0..80 {
             writer.put("file", format!("{number}").as_bytes()).await;
-            let made = volume.snapshot(bkfs::volume::publish::SnapshotRequest {
+            let made = volume.snapshot(bkfs::volume::requests::SnapshotRequest {
                 name: Some(format!("s{number}")),
                 tags: Vec::new(),
             });

@@ -5,10 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bkfs::mounting::uploads::IngestUploads;
 use bkfs::repository::{Opening, Repository, open};
-use bkfs::root::commit::{CommitRequest, RootCommitter};
-use bkfs::root::lists::ListWriter;
+use bkfs::root::commit::RootCommitter;
+use bkfs::root::commit_request::CommitRequest;
 use bkfs::root::repository::{Accepted, NewRepository, create};
 use bkfs::root::session::{OpenSession, VolumeRequest};
 use bkfs::root::shard::{ListRef, encode_shard};
@@ -44,7 +43,7 @@ pub struct Forger {
     pub repository: Arc<Repository>,
     ingest: Arc<Ingest>,
     session: OpenSession,
-    committer: RootCommitter<IngestUploads>,
+    committer: RootCommitter<Ingest>,
     runtime: Runtime,
 }
 
@@ -125,16 +124,12 @@ impl Forger {
                 repository.content_store.clone(),
                 session.id().0,
             ));
-            let uploads = Arc::new(IngestUploads {
-                ingest: ingest.clone(),
-                lists: repository.lists.clone(),
-            });
             let committer = RootCommitter::new(
                 repository.handle.clone(),
                 repository.lists.clone(),
                 session.id(),
                 VOLUME,
-                uploads,
+                ingest.clone(),
             );
             (repository, ingest, session, committer.expect("a committer"))
         });
@@ -218,11 +213,7 @@ impl Forger {
             let count = entries.len() as u32;
             let payload = encode_shard(entries);
             let bytes = payload.len() as u64;
-            let uploads = IngestUploads {
-                ingest: self.ingest.clone(),
-                lists: repository.lists.clone(),
-            };
-            let name = uploads.put_list(payload).await.expect("a list");
+            let name = self.ingest.put_list(&payload).await.expect("a list");
             let current = repository.handle.current();
             let mut root = current.root.clone();
             if let Some(chain) = &mut root.chain {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bkfs::repository::create_on;
-use bkfs::volume::publish::SnapshotRequest;
+use bkfs::volume::requests::SnapshotRequest;
 use bkfs_store::{MemoryStore, Store, StoreErrorKind};
 use bkfs_testing::fault::{Fault, FaultStore, Strike};
 

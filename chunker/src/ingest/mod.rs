@@ -1,12 +1,14 @@
 //! The write path: chunk, name, deduplicate, frame, compress, seal, pack, upload.
 //!
 //! Owns the order of rule 1: data packs, then metadata packs, then the index object. Only after
-//! these does it return a [`Sealed`], which a commit takes. Does not own the record of the blobs
+//! these does it return a [`FinishedPacks`], which a commit takes. Does not own the record of the blobs
 //! that a session has stored and that no root names yet (`pending`), nor the root, journals or
 //! trees.
 
 mod absorb;
 mod delivery;
+mod finish;
+mod finished;
 mod foreign_blobs;
 mod frame_queue;
 mod import;
@@ -14,8 +16,6 @@ mod overflow;
 mod pieces;
 mod pipeline;
 mod run;
-mod seal;
-mod sealed;
 mod segments;
 mod session;
 mod upload;
@@ -42,8 +42,8 @@ use session::Session;
 pub use crate::chunking::{Profile, detect};
 pub use crate::pending::Mark;
 pub use delivery::{Delivered, NamedPack};
+pub use finished::FinishedPacks;
 pub use import::{Translated, translate};
-pub use sealed::Sealed;
 
 /// The write path of one session. Dropping it ends its uploads.
 #[derive(Debug)]
@@ -51,7 +51,8 @@ pub struct Ingest {
     content_store: ContentStore,
     name: u64,
     session: Arc<Session>,
-    sealing: tokio::sync::Mutex<()>,
+    /// Held while packs are finished: one index object at a time.
+    finishing: tokio::sync::Mutex<()>,
 }
 
 impl Ingest {
@@ -75,7 +76,7 @@ impl Ingest {
             content_store,
             name: session,
             session: inner,
-            sealing: tokio::sync::Mutex::new(()),
+            finishing: tokio::sync::Mutex::new(()),
         }
     }
 
@@ -93,7 +94,7 @@ impl Ingest {
     ///
     /// New chunks are compressed, sealed and uploaded in the background. The call waits while more
     /// accepted bytes are under way than the write budget allows. The content can be read at once,
-    /// and is in the bucket after the next [`Ingest::seal`].
+    /// and is in the bucket after the next [`Ingest::finish`].
     ///
     /// `run` begins at a segment boundary of `profile`; for page files that is a multiple of 1 MiB
     /// of the file. `file_offset` is its offset in the file in bytes. With `end_of_data` the whole
@@ -235,7 +236,7 @@ impl Ingest {
     /// Draws a mark for the next commit.
     ///
     /// First take the mark, then build the tree that holds every reference returned before it, then
-    /// call [`Ingest::seal_since`] with it. References made after the mark keep their packs above
+    /// call [`Ingest::finish_since`] with it. References made after the mark keep their packs above
     /// the floor or in [`Ingest::relied_on`].
     pub fn mark(&self) -> Mark {
         self.session.pending_index().mark()
@@ -245,10 +246,10 @@ impl Ingest {
     /// packs, then an index object.
     ///
     /// The index object lists the new packs and absorbs small older ones of `current`, the root's
-    /// list. Concurrent stores go on and belong to the next seal.
+    /// list. Concurrent stores go on and belong to the next call.
     ///
     /// The mark is taken in this call. Use it only if no reference can be made between building the
-    /// tree and this call; otherwise use [`Ingest::seal_since`].
+    /// tree and this call; otherwise use [`Ingest::finish_since`].
     ///
     /// # Errors
     /// - [`ContentError::Stalled`] if the store makes no progress: call again.
@@ -256,22 +257,22 @@ impl Ingest {
     /// - [`ContentError::Store`] if the store refuses an index object.
     /// - [`ContentError::Invalid`] if the session has used all its 2^32 names.
     /// - [`ContentError::Internal`] if a worker's job panics or a new table does not open.
-    pub async fn seal(&self, current: &[IndexRef]) -> Result<Sealed, ContentError> {
-        self.seal_since(self.mark(), current).await
+    pub async fn finish(&self, current: &[IndexRef]) -> Result<FinishedPacks, ContentError> {
+        self.finish_since(self.mark(), current).await
     }
 
-    /// As [`Ingest::seal`], with a mark that was drawn earlier. If the future is dropped, the packs
-    /// stay for the next seal, and an index object that no root names may be left in the bucket.
+    /// As [`Ingest::finish`], with a mark that was drawn earlier. If the future is dropped, the packs
+    /// stay for the next call, and an index object that no root names may be left in the bucket.
     ///
     /// # Errors
-    /// As [`Ingest::seal`].
-    pub async fn seal_since(
+    /// As [`Ingest::finish`].
+    pub async fn finish_since(
         &self,
         mark: Mark,
         current: &[IndexRef],
-    ) -> Result<Sealed, ContentError> {
-        let _turn = self.sealing.lock().await;
-        seal::seal(&self.session, mark, current).await
+    ) -> Result<FinishedPacks, ContentError> {
+        let _turn = self.finishing.lock().await;
+        finish::finish(&self.session, mark, current).await
     }
 
     /// Writes everything that was stored before this call to the bucket, without an index object:
@@ -286,7 +287,8 @@ impl Ingest {
 
     /// Takes over the packs that a journal of an ended session names.
     ///
-    /// From then on their blobs are found and read, and the next seal makes those packs live that
+    /// From then on their blobs are found and read, and the next call of
+    /// [`Ingest::finish`] makes those packs live that
     /// no root lists yet. The caller adopts the blobs in other packs to which these packs refer:
     /// names alone prove nothing. If the future is dropped, none of the packs are taken over.
     ///
@@ -355,20 +357,20 @@ impl Ingest {
         overflow.map(|overflow| &overflow.spool)
     }
 
-    /// Records that a root took `sealed`: its packs are live, and its floor is published.
-    pub fn committed(&self, sealed: Sealed) {
+    /// Records that a root took `finished`: its packs are live, and its floor is published.
+    pub fn committed(&self, finished: FinishedPacks) {
         let catalog = &self.content_store.shared().catalog;
-        catalog.adopt(&sealed.staged, &sealed.absorbed);
+        catalog.adopt(&finished.staged, &finished.absorbed);
         self.session
             .pending_index()
-            .commit(&sealed.packs, sealed.floor, sealed.mark);
-        self.session.release(&sealed.packs);
+            .commit(&finished.packs, finished.floor, finished.mark);
+        self.session.release(&finished.packs);
     }
 
-    /// Records that no root took `sealed`. Its packs stay pending, and the next seal writes an
+    /// Records that no root took `finished`. Its packs stay pending, and the next call writes an
     /// index object again, for the newer list.
-    pub fn conflicted(&self, sealed: Sealed) {
-        drop(sealed);
+    pub fn conflicted(&self, finished: FinishedPacks) {
+        drop(finished);
     }
 
     /// Returns the packs that uncommitted references name and that are not the session's own by its
@@ -387,7 +389,7 @@ impl Ingest {
     /// - [`ContentError::Invalid`] if the session has used all its 2^32 names.
     pub async fn put_list(&self, payload: &[u8]) -> Result<PackName, ContentError> {
         let _operation = Operation::begin(&self.session);
-        seal::put_list(&self.session, payload).await
+        finish::put_list(&self.session, payload).await
     }
 
     /// Writes index objects that list these packs, which must be in the bucket already: for repair
@@ -399,7 +401,7 @@ impl Ingest {
     pub async fn put_index(&self, packs: &[PackContents]) -> Result<Vec<IndexRef>, ContentError> {
         let _operation = Operation::begin(&self.session);
         let records = packs.iter().map(|pack| pack.0.clone()).collect();
-        seal::put_indexes(&self.session, records).await
+        finish::put_indexes(&self.session, records).await
     }
 
     /// Returns the reason why the session has failed. `None` if it has not.

@@ -11,13 +11,13 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use async_trait::async_trait;
 use bkfs_chunker::catalog::PackLocation;
 use bkfs_chunker::crypto::Class;
-use bkfs_chunker::ingest::Ingest;
+use bkfs_chunker::ingest::{Ingest, Mark};
 use bkfs_chunker::pack::PackName;
 
 use super::mark::{Marker, is_own};
 use super::plan::CollectionPlan;
-use crate::maintain::sealing::{IngestLists, Sealing};
 use crate::root::error::{ErrorKind, RootError};
+use crate::root::finish::PackFinisher;
 use crate::root::forget::rewrite;
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::lists::put_shard;
@@ -84,13 +84,13 @@ pub async fn condemn(
         epoch,
         candidates,
         heeded,
-        sealing: Sealing::since(mark, ingest),
+        packs: PackFinisher::since(mark),
         list: None,
         gave_way: false,
     };
     let made = handle.update(&mut cas).await;
     let was_late = cas.gave_way;
-    cas.sealing.settle(made.is_ok());
+    cas.packs.settle(ingest, made.is_ok());
     let error = match made {
         Ok(applied) => return Ok(applied.output),
         Err(error) => error,
@@ -206,7 +206,7 @@ struct CondemnCas<'a> {
     candidates: Candidates,
     /// Places in quarantine when blobs were stored again. Nothing was matched with them.
     heeded: HashSet<PackLocation>,
-    sealing: Sealing<'a>,
+    packs: PackFinisher<Mark>,
     /// The list of condemned packs in the last attempt.
     list: Option<PackName>,
     gave_way: bool,
@@ -228,7 +228,7 @@ impl Transition for CondemnCas<'_> {
         }
         self.marker.mark(next).await?;
         self.close_again(next).await?;
-        let index = self.sealing.seal(next).await?;
+        let index = self.packs.finish_for(self.ingest, &next.index).await?;
         self.check_relied_on(next)?;
         next.change_index(&index)?;
         let expired = self.empty_trash(next).await?;
@@ -236,7 +236,7 @@ impl Transition for CondemnCas<'_> {
         let (packs, bytes) = (names.len() as u64, self.bytes());
         if !names.is_empty() {
             let entries: Vec<PackEntry> = self.with_oldest(next, names).await?;
-            let list = put_shard(&IngestLists(self.ingest), entries).await?;
+            let list = put_shard(self.ingest, entries).await?;
             next.epoch += 1;
             let epoch = next.epoch;
             next.condemned.push(Condemned { epoch, list });
@@ -296,7 +296,7 @@ impl CondemnCas<'_> {
     /// Checks rule 3. A copy that was found instead of being stored again must be live in the root
     /// that is replaced, and must stay. What becomes live is the session's own.
     fn check_relied_on(&self, next: &Root) -> Result<(), RootError> {
-        let Some(sealed) = self.sealing.sealed() else {
+        let Some(finished) = self.packs.finished() else {
             return Ok(());
         };
         // A copy in a place that was quarantined since then may be unreadable.
@@ -308,7 +308,7 @@ impl CondemnCas<'_> {
                 self.marker.live.contains(pack) && !self.candidates.listed.contains_key(pack);
             (is_own || is_kept) && !doubtful.contains(pack)
         };
-        let relied = sealed.relied_on.iter().chain(&sealed.packs);
+        let relied = finished.relied_on.iter().chain(&finished.packs);
         let gone: Vec<PackName> = relied.filter(|pack| !stays(pack)).copied().collect();
         match gone.is_empty() {
             true => Ok(()),
@@ -342,8 +342,8 @@ impl CondemnCas<'_> {
         if count == 0 {
             return Ok(0);
         }
-        let writer = IngestLists(self.ingest);
-        let change = rewrite(&writer, &next.trash, &shards, expired, Vec::new()).await?;
+        let writer = self.ingest;
+        let change = rewrite(writer, &next.trash, &shards, expired, Vec::new()).await?;
         next.change_trash(&change)?;
         Ok(count as u64)
     }

@@ -14,7 +14,6 @@ use bkfs_chunker::ingest::Ingest;
 
 use super::mark::Marker;
 use super::whole::Wholeness;
-use crate::maintain::sealing::IngestLists;
 use crate::root::error::RootError;
 use crate::root::forget::rewrite;
 use crate::root::shard::{ListEntry, ListRef};
@@ -160,5 +159,5 @@ async fn replaced<T: ListEntry>(
     if joining.is_empty() {
         return Ok(ListChange::default());
     }
-    rewrite(&IngestLists(ingest), refs, shards, leaves, joining).await
+    rewrite(ingest, refs, shards, leaves, joining).await
 }

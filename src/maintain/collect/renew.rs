@@ -26,7 +26,7 @@ use bkfs_chunker::catalog::PackLocation;
 use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::crypto::Class;
 use bkfs_chunker::id::Id;
-use bkfs_chunker::ingest::Ingest;
+use bkfs_chunker::ingest::{Ingest, Mark};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::verify::{Found, Verifier};
 use futures::StreamExt;
@@ -37,8 +37,8 @@ use super::mark::{Expiry, Marker, WAY_OUT, is_own};
 use super::rebuilt::{self, Head, Rebuilt};
 use super::sightings::{Sightings, SightingsFile};
 use super::{list, look_for_vanished};
-use crate::maintain::sealing::{IngestLists, Sealing};
 use crate::root::error::{ErrorKind, RootError};
+use crate::root::finish::PackFinisher;
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::holder::SystemProcesses;
 use crate::root::lists::{Lists, put_shard};
@@ -270,13 +270,13 @@ impl Renewal<'_> {
             lost,
             going,
             whole,
-            sealing: Sealing::since(mark, ingest),
+            packs: PackFinisher::since(mark),
             list: None,
             made: root.epoch,
             is_late: false,
         };
         let made = self.handle.update(&mut cas).await;
-        cas.sealing.settle(made.is_ok());
+        cas.packs.settle(ingest, made.is_ok());
         match made {
             Ok(applied) => Ok(Round::Made(Renewed {
                 epoch: cas.made,
@@ -391,7 +391,7 @@ struct RenewCas<'a> {
     whole: HashSet<Id>,
     /// Places that nothing stored again was matched with.
     heeded: HashSet<PackLocation>,
-    sealing: Sealing<'a>,
+    packs: PackFinisher<Mark>,
     /// The list of the attempt that was sent last.
     list: Option<PackName>,
     /// The epoch of that attempt.
@@ -408,7 +408,7 @@ impl RenewCas<'_> {
 
     /// Rule 3: what was found instead of being stored again is live in this root, and stays.
     fn check_relied_on(&self, next: &Root) -> Result<(), RootError> {
-        let Some(sealed) = self.sealing.sealed() else {
+        let Some(finished) = self.packs.finished() else {
             return Ok(());
         };
         // A copy in which damage was found meanwhile may be none.
@@ -421,7 +421,7 @@ impl RenewCas<'_> {
             let is_gone = is_gone.is_some_and(|doubt| doubt.gone.contains(pack));
             (is_own || is_kept) && !is_gone && !doubtful.contains(pack)
         };
-        let relied = sealed.relied_on.iter().chain(&sealed.packs);
+        let relied = finished.relied_on.iter().chain(&finished.packs);
         let gone: Vec<PackName> = relied.filter(|pack| !stays(pack)).copied().collect();
         match gone.is_empty() {
             true => Ok(()),
@@ -447,7 +447,7 @@ impl Transition for RenewCas<'_> {
         if going(self.marker, next) != self.going {
             return self.late();
         }
-        let index = self.sealing.seal(next).await?;
+        let index = self.packs.finish_for(self.ingest, &next.index).await?;
         self.check_relied_on(next)?;
         let whole = rebuilt::without_mark(self.marker, self.ingest, next, &self.whole);
         let (kept, trash) = whole.await?;
@@ -459,7 +459,7 @@ impl Transition for RenewCas<'_> {
         let packs = names.len() as u64;
         if !names.is_empty() {
             let entries = names.into_iter().map(PackEntry).collect();
-            let list = put_shard(&IngestLists(self.ingest), entries).await?;
+            let list = put_shard(self.ingest, entries).await?;
             next.epoch += 1;
             let epoch = next.epoch;
             next.condemned.push(Condemned { epoch, list });

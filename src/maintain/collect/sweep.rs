@@ -18,7 +18,6 @@ use futures::{StreamExt, TryStreamExt};
 use super::mark::is_own;
 use crate::maintain::layout::{NamedObject, place_of};
 use crate::maintain::orphans::list_refs;
-use crate::maintain::sealing::IngestLists;
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::heartbeat::published_base;
@@ -217,7 +216,7 @@ impl Sweeper<'_> {
             None => None,
             Some(epoch) => {
                 let entries = kept.into_iter().map(PackEntry).collect();
-                let list = put_shard(&IngestLists(self.ingest), entries).await?;
+                let list = put_shard(self.ingest, entries).await?;
                 Some(Condemned { epoch, list })
             }
         };

@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bkfs_chunker::id::{Id, Kind};
-use bkfs_chunker::ingest::Ingest;
+use bkfs_chunker::ingest::{Ingest, Mark};
 use bkfs_chunker::pack::PackName;
 use bytes::Bytes;
 
-use crate::maintain::sealing::{IngestLists, Sealing};
 use crate::root::error::RootError;
+use crate::root::finish::PackFinisher;
 use crate::root::forget::rewrite;
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::lists::Lists;
@@ -102,10 +102,10 @@ impl Publisher {
         let handle = self.handle.clone();
         let mut cas = HealCas {
             publisher: self,
-            sealing: Sealing::since(ingest.mark(), &ingest),
+            packs: PackFinisher::since(ingest.mark()),
         };
         let made = handle.update(&mut cas).await;
-        cas.sealing.settle(made.is_ok());
+        cas.packs.settle(&*ingest, made.is_ok());
         made?;
         self.leaning.clear();
         self.of_snapshots.clear();
@@ -124,7 +124,7 @@ fn is_live(content_store: &bkfs_chunker::content_store::ContentStore, id: &Id) -
 /// The replacement of the root.
 struct HealCas<'a> {
     publisher: &'a Publisher,
-    sealing: Sealing<'a>,
+    packs: PackFinisher<Mark>,
 }
 
 #[async_trait]
@@ -136,7 +136,8 @@ impl Transition for HealCas<'_> {
     }
 
     async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-        let change = self.sealing.seal(next).await?;
+        let ingest = &*self.publisher.ingest;
+        let change = self.packs.finish_for(ingest, &next.index).await?;
         self.publisher.load(next).await?;
         self.check_relied_on()?;
         next.change_index(&change)?;
@@ -146,7 +147,7 @@ impl Transition for HealCas<'_> {
     async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
         self.publisher.load(root).await?;
         let content_store = self.publisher.ingest.content_store();
-        let packs = self.sealing.sealed().map(|sealed| &sealed.packs);
+        let packs = self.packs.finished().map(|finished| &finished.packs);
         Ok(packs
             .into_iter()
             .flatten()
@@ -160,7 +161,7 @@ impl HealCas<'_> {
     fn check_relied_on(&self) -> Result<(), RootError> {
         let content_store = self.publisher.ingest.content_store();
         let session = self.publisher.session;
-        let relied = self.sealing.sealed().map(|sealed| &sealed.relied_on);
+        let relied = self.packs.finished().map(|finished| &finished.relied_on);
         let foreign = relied
             .into_iter()
             .flatten()
@@ -236,7 +237,7 @@ impl Publisher {
             return Ok(ListChange::default());
         }
         let leaves = |entry: &T| renew(entry).is_some();
-        rewrite(&IngestLists(&self.ingest), refs, shards, leaves, joining).await
+        rewrite(&*self.ingest, refs, shards, leaves, joining).await
     }
 
     /// Returns the session that stores.

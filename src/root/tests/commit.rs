@@ -1,7 +1,8 @@
 //! Commits of concurrent writers, of fenced writers, and of writers whose answers are lost.
 
 use super::support::*;
-use crate::root::commit::{CommitRequest, RootCommitter};
+use crate::root::commit::RootCommitter;
+use crate::root::commit_request::CommitRequest;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::holder::SystemProcesses;

@@ -1,7 +1,8 @@
 //! Writing journals, and finding those of ended sessions.
 
 use super::support::*;
-use crate::root::commit::{CommitRequest, RootCommitter};
+use crate::root::commit::RootCommitter;
+use crate::root::commit_request::CommitRequest;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::holder::SystemProcesses;
 use crate::root::journal::{JournalEntry, JournalWriter};

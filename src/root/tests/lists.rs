@@ -1,7 +1,8 @@
 //! Snapshots: made, resolved, forgotten, restored, merged.
 
 use super::support::*;
-use crate::root::commit::{CommitRequest, RootCommitter};
+use crate::root::commit::RootCommitter;
+use crate::root::commit_request::CommitRequest;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::forget::ListChanger;
 use crate::root::holder::SystemProcesses;

@@ -2,7 +2,8 @@
 
 use super::support::*;
 use crate::root::carried::{Records, Uncarried, forget_carried};
-use crate::root::commit::{CommitRequest, RootCommitter, Uploads};
+use crate::root::commit::RootCommitter;
+use crate::root::commit_request::CommitRequest;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::gap::Gap;
 use crate::root::handle::RootHandle;
@@ -13,6 +14,7 @@ use crate::root::memory::FileMemory;
 use crate::root::record::Replayed;
 use crate::root::session::{KnownSpools, OpenSession, VolumeRequest};
 use crate::root::state::SessionState;
+use crate::root::uploads::Uploads;
 use async_trait::async_trait;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Delivered;
@@ -20,6 +22,7 @@ use bkfs_store::{Layer, Operation, Store, StoreError, StoreErrorKind, Version};
 use bkfs_testing::fault::{Fault, FaultStore, Strike};
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -491,7 +494,8 @@ struct Shown(Arc<Fake>);
 impl Records for Shown {
     async fn record(&self, id: Id) -> Result<Bytes, RootError> {
         let view = self.0.handle.current();
-        self.0.read_record(&view.root, id).await
+        let none = HashSet::new();
+        (self.0.read_record(&view.root.index, &none, id)).await
     }
 }
 

@@ -1,19 +1,20 @@
 //! Shared helpers of the tests: a repository without contents, a store that loses answers, and
 //! uploads that keep only the names of packs.
 
-use crate::root::commit::{CommitRequest, Uploads};
+use crate::root::commit_request::CommitRequest;
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, RootParts};
 use crate::root::lists::ListWriter;
 use crate::root::memory::{GenerationMemory, VolatileMemory};
 use crate::root::retry::RetryPolicy;
 use crate::root::state::{HolderInfo, ROOT_KEY, Root, SessionId};
+use crate::root::uploads::{FinishPacks, Uploads};
 use async_trait::async_trait;
 use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::content_store::{ContentStore, ContentStoreConfig};
 use bkfs_chunker::crypto::{Class, Features, Keyring, RepositoryId, Secrets};
 use bkfs_chunker::id::{Id, Kind};
-use bkfs_chunker::ingest::{Ingest, Sealed};
+use bkfs_chunker::ingest::{FinishedPacks, Ingest};
 use bkfs_chunker::pack::PackName;
 use bkfs_store::entropy::Entropy;
 use bkfs_store::{MemoryStore, Operation, Store, StoreError, StoreErrorKind, Version};
@@ -281,7 +282,7 @@ fn idle_ingest(session: SessionId) -> Ingest {
     Ingest::new(content_store, session.0)
 }
 
-/// Uploads that keep no contents: each call of `seal_since` makes one pack.
+/// Uploads that keep no contents: each call of `finish_since` makes one pack.
 pub struct Fake {
     pub shelf: Arc<Shelf>,
     pub handle: RootHandle,
@@ -339,15 +340,18 @@ impl ListWriter for Fake {
 
 #[async_trait]
 impl Uploads for Fake {
-    type Mark = ();
-
     async fn store_record(&self, record: Vec<u8>) -> Result<Id, RootError> {
         let id = self.handle.keyring().id(Kind::Commit, &record);
         self.shelf.records.lock().insert(id, record.into());
         Ok(id)
     }
 
-    async fn read_record(&self, _: &Root, id: Id) -> Result<Bytes, RootError> {
+    async fn read_record(
+        &self,
+        _: &[IndexRef],
+        _: &HashSet<PackName>,
+        id: Id,
+    ) -> Result<Bytes, RootError> {
         self.shelf
             .records
             .lock()
@@ -356,7 +360,26 @@ impl Uploads for Fake {
             .ok_or_else(|| RootError::damaged("record", id))
     }
 
-    async fn seal_since(&self, (): (), current: &[IndexRef]) -> Result<Sealed, RootError> {
+    async fn not_live(
+        &self,
+        index: &[IndexRef],
+        condemned: &HashSet<PackName>,
+        packs: &[PackName],
+    ) -> Result<Vec<PackName>, RootError> {
+        let live = self.shelf.live(index);
+        Ok(packs
+            .iter()
+            .filter(|pack| !live.contains(pack) || condemned.contains(pack))
+            .copied()
+            .collect())
+    }
+}
+
+#[async_trait]
+impl FinishPacks for Fake {
+    type Mark = ();
+
+    async fn finish_since(&self, (): (), current: &[IndexRef]) -> Result<FinishedPacks, RootError> {
         let pack = self.name();
         self.uncommitted.lock().push(pack);
         let packs = self.uncommitted.lock().clone();
@@ -385,42 +408,28 @@ impl Uploads for Fake {
             .chain([added])
             .collect();
         let absorbed = absorbed.iter().map(|index| index.name).collect();
-        let mut sealed = self
+        let mut finished = self
             .idle
-            .seal(&[])
+            .finish(&[])
             .await
             .expect("there is nothing to write");
-        sealed.index = index;
-        sealed.absorbed = absorbed;
-        sealed.packs = packs;
-        sealed.relied_on = self.relied_on.lock().clone();
-        sealed.floor = name.sequence + 1;
-        sealed.new_bytes = 10;
-        Ok(sealed)
+        finished.index = index;
+        finished.absorbed = absorbed;
+        finished.packs = packs;
+        finished.relied_on = self.relied_on.lock().clone();
+        finished.floor = name.sequence + 1;
+        finished.new_bytes = 10;
+        Ok(finished)
     }
 
-    async fn not_live(
-        &self,
-        index: &[IndexRef],
-        condemned: &HashSet<PackName>,
-        packs: &[PackName],
-    ) -> Result<Vec<PackName>, RootError> {
-        let live = self.shelf.live(index);
-        Ok(packs
-            .iter()
-            .filter(|pack| !live.contains(pack) || condemned.contains(pack))
-            .copied()
-            .collect())
-    }
-
-    fn committed(&self, sealed: Sealed) {
+    fn committed(&self, finished: FinishedPacks) {
         self.uncommitted
             .lock()
-            .retain(|pack| !sealed.packs.contains(pack));
+            .retain(|pack| !finished.packs.contains(pack));
         self.committed.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn conflicted(&self, _: Sealed) {
+    fn conflicted(&self, _: FinishedPacks) {
         self.conflicted.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -8,7 +8,7 @@ use bkfs::mounting::{Assembled, MountPlan};
 use bkfs::repository::{Opening, Repository, create_in, open_in};
 use bkfs::restore::job::Options;
 use bkfs::restore::restore;
-use bkfs::volume::publish::SnapshotRequest;
+use bkfs::volume::requests::SnapshotRequest;
 use bkfs_chunker::content_store::ContentStoreConfig;
 use bkfs_fuse::MountOptions;
 use bkfs_store::{Store, StoreOptions, parse_url};

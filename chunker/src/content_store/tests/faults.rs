@@ -46,10 +46,10 @@ async fn job(world: &mut World) -> (Vec<(StoredRun, Bytes)>, Option<ContentError
             Ok(stored) => stored,
             Err(error) => return (acknowledged, Some(error)),
         };
-        match ingest.seal(&world.index).await {
-            Ok(sealed) => {
-                world.index.clone_from(&sealed.index);
-                ingest.committed(sealed);
+        match ingest.finish(&world.index).await {
+            Ok(finished) => {
+                world.index.clone_from(&finished.index);
+                ingest.committed(finished);
             }
             Err(error) => return (acknowledged, Some(error)),
         }
@@ -146,7 +146,7 @@ async fn expired_credentials_drop_nothing() {
         });
     let file = noise(39, MIB);
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
-    let stalled = ingest.seal(&[]).await.expect_err("writes are denied");
+    let stalled = ingest.finish(&[]).await.expect_err("writes are denied");
     assert!(
         stalled.to_string().contains("as told"),
         "{stalled} says why"
@@ -184,7 +184,7 @@ async fn a_refusal_after_a_long_silence_is_waited_out() {
     });
     let file = noise(40, MIB);
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
-    let stalled = ingest.seal(&[]).await.expect_err("no answer");
+    let stalled = ingest.finish(&[]).await.expect_err("no answer");
     assert!(matches!(stalled, ContentError::Stalled { .. }), "{stalled}");
     tokio::time::sleep(silence).await;
     world.commit(&ingest).await;
@@ -204,7 +204,7 @@ async fn a_session_that_lost_something_takes_nothing_more() {
     let file = noise(31, MIB);
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
     let failed = ingest
-        .seal(&[])
+        .finish(&[])
         .await
         .expect_err("the data is not in the bucket");
     assert!(matches!(failed, ContentError::Failed(_)));
@@ -220,7 +220,7 @@ async fn a_session_that_lost_something_takes_nothing_more() {
     let blob = ingest.store_blob(Kind::Node, noise(33, 100)).await;
     assert!(matches!(blob, Err(ContentError::Failed(_))));
     assert!(matches!(
-        ingest.seal(&[]).await,
+        ingest.finish(&[]).await,
         Err(ContentError::Failed(_))
     ));
     assert!(ingest.failure().is_some());
@@ -250,7 +250,7 @@ async fn a_store_that_hangs_stalls_waiters_and_loses_nothing() {
     let file = noise(32, MIB);
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
     let begin = tokio::time::Instant::now();
-    let stalled = ingest.seal(&[]).await.expect_err("nothing arrives");
+    let stalled = ingest.finish(&[]).await.expect_err("nothing arrives");
     assert!(
         matches!(stalled, ContentError::Stalled { last: Some(_), .. }),
         "{stalled}"

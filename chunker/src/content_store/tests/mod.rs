@@ -6,7 +6,7 @@ mod bucket;
 mod cached;
 mod delivered;
 mod faults;
-mod seals;
+mod finishes;
 mod spooled;
 mod verify;
 
@@ -92,9 +92,9 @@ impl World {
 
     /// Carries out the chunker's part of a commit.
     async fn commit(&mut self, ingest: &Ingest) {
-        let sealed = ingest.seal(&self.index).await.expect("seals");
-        self.index.clone_from(&sealed.index);
-        ingest.committed(sealed);
+        let finished = ingest.finish(&self.index).await.expect("finishes");
+        self.index.clone_from(&finished.index);
+        ingest.committed(finished);
     }
 }
 
@@ -223,15 +223,15 @@ async fn files_are_read_back_at_every_stage() {
                 files.push((stored, file.clone()));
             }
         }
-        let sealed = ingest.seal(&world.index).await.expect("seals");
+        let finished = ingest.finish(&world.index).await.expect("finishes");
         for (stored, file) in &files {
             assert!(
                 read_file(&content_store, stored).await.expect("reads") == *file,
                 "sealed"
             );
         }
-        world.index.clone_from(&sealed.index);
-        ingest.committed(sealed);
+        world.index.clone_from(&finished.index);
+        ingest.committed(finished);
         assert_eq!(ingest.uncommitted_blobs(), 0);
         let elsewhere = world.loaded().await;
         for content_store in [&content_store, &elsewhere] {
@@ -365,11 +365,11 @@ async fn what_is_there_is_not_stored_again() {
         assert_eq!(first, again);
         assert!(content_store.metrics().bytes_deduplicated - before >= file.len() as u64);
         assert!(!ingest.relied_on().is_empty());
-        let sealed = ingest.seal(&world.index).await.expect("seals");
-        assert_eq!((sealed.packs.len(), sealed.new_bytes), (0, 0));
-        assert_eq!(sealed.index, world.index);
-        assert_eq!(sealed.relied_on, ingest.relied_on());
-        ingest.committed(sealed);
+        let finished = ingest.finish(&world.index).await.expect("finishes");
+        assert_eq!((finished.packs.len(), finished.new_bytes), (0, 0));
+        assert_eq!(finished.index, world.index);
+        assert_eq!(finished.relied_on, ingest.relied_on());
+        ingest.committed(finished);
         assert!(
             ingest.relied_on().is_empty(),
             "the root holds the references now"
@@ -478,9 +478,9 @@ async fn a_directory_is_a_bucket() {
         let file = content(100 + profile as u64, 5 * MIB + 1);
         files.push((store_file(&ingest, profile, &file, 2 * MIB).await, file));
     }
-    let sealed = ingest.seal(&[]).await.expect("seals");
-    let index = sealed.index.clone();
-    ingest.committed(sealed);
+    let finished = ingest.finish(&[]).await.expect("finishes");
+    let index = finished.index.clone();
+    ingest.committed(finished);
     let elsewhere = open();
     let loaded = elsewhere.load_index(&index, &HashSet::new()).await;
     loaded.expect("the index loads");

@@ -96,12 +96,12 @@ async fn an_outage_that_the_spool_absorbs_is_invisible_to_writers() {
             continue;
         }
         world.bucket.behave();
-        let sealed = ingest.seal(&world.index).await.expect("seals");
+        let finished = ingest.finish(&world.index).await.expect("finishes");
         let usage = ingest.spool().expect("has one").usage();
         assert_eq!(usage.waiting_files, 0);
         assert!(usage.files > 70, "kept until a root names them: {usage:?}");
-        world.index.clone_from(&sealed.index);
-        ingest.committed(sealed);
+        world.index.clone_from(&finished.index);
+        ingest.committed(finished);
         world.check(&files).await;
         let spool = Arc::clone(ingest.spool().expect("has one"));
         drop(ingest);
@@ -180,11 +180,11 @@ async fn what_is_kept_survives_the_process() {
         }
         // What the living session goes on to upload is what the dead one would have left.
         world.bucket.behave();
-        let sealed = ingest.seal(&world.index).await.expect("seals");
+        let finished = ingest.finish(&world.index).await.expect("finishes");
         let usage = ingest.spool().expect("has one").usage();
         assert_eq!((usage.files, usage.waiting_files), (kept.len() as u64, 0));
-        world.index.clone_from(&sealed.index);
-        ingest.committed(sealed);
+        world.index.clone_from(&finished.index);
+        ingest.committed(finished);
         let mut keys = world.bucket.keys("data/");
         keys.extend(world.bucket.keys("meta/"));
         assert_eq!(keys, kept.keys().cloned().collect::<Vec<_>>());
@@ -248,7 +248,7 @@ async fn what_only_the_spool_had_and_lost_fails_the_session() {
             false => disk.remove(&newest).await.expect("is there"),
         }
         world.bucket.behave();
-        let refused = ingest.seal(&world.index).await.expect_err("is lost");
+        let refused = ingest.finish(&world.index).await.expect_err("is lost");
         let text = refused.to_string();
         assert!(matches!(refused.cause(), ContentError::Spool(_)), "{text}");
         let name = newest.file_name().expect("a name").to_string_lossy();

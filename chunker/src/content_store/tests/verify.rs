@@ -144,8 +144,8 @@ async fn an_index_that_gives_a_blob_the_place_of_another_makes_no_wrong_answer()
             let id = ingest.store_blob(Kind::Node, bytes.clone()).await;
             nodes.push((id.expect("is stored"), bytes));
         }
-        let sealed = ingest.seal(&world.index).await.expect("seals");
-        let name = sealed.packs[0];
+        let finished = ingest.finish(&world.index).await.expect("finishes");
+        let name = finished.packs[0];
         let config = VerifierConfig {
             workers: 0,
             ..VerifierConfig::default()

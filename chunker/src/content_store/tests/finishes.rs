@@ -131,20 +131,20 @@ async fn a_conflict_keeps_the_packs_for_the_next_seal() {
     let (ours, theirs) = (world.ingest(&content_store), world.ingest(&content_store));
     let file = noise(42, MIB);
     let stored = store_file(&ours, Profile::Content, &file, MIB).await;
-    let sealed = ours.seal(&world.index).await.expect("seals");
-    let packs = sealed.packs.clone();
+    let finished = ours.finish(&world.index).await.expect("finishes");
+    let packs = finished.packs.clone();
     // Another session replaces the root first.
     let other = theirs
         .store_blob(Kind::Node, noise(43, 100))
         .await
         .expect("is stored");
     world.commit(&theirs).await;
-    ours.conflicted(sealed);
-    let sealed = ours.seal(&world.index).await.expect("seals again");
-    assert_eq!(sealed.packs, packs, "the same packs");
-    assert_eq!(sealed.index.len(), 2);
-    world.index.clone_from(&sealed.index);
-    ours.committed(sealed);
+    ours.conflicted(finished);
+    let finished = ours.finish(&world.index).await.expect("finishes again");
+    assert_eq!(finished.packs, packs, "the same packs");
+    assert_eq!(finished.index.len(), 2);
+    world.index.clone_from(&finished.index);
+    ours.committed(finished);
     assert_eq!(world.bucket.count("data/"), 1 + packs.len() - 2);
     let elsewhere = world.loaded().await;
     assert!(read_file(&elsewhere, &stored).await.expect("reads") == file);
@@ -166,19 +166,22 @@ async fn floors_never_pass_what_is_not_committed() {
         .store_blob(Kind::Node, noise(2, 100))
         .await
         .expect("is stored");
-    let sealed = ingest.seal_since(mark, &world.index).await.expect("seals");
-    let lowest = sealed.packs.iter().map(|pack| pack.sequence).min();
+    let finished = ingest
+        .finish_since(mark, &world.index)
+        .await
+        .expect("finishes");
+    let lowest = finished.packs.iter().map(|pack| pack.sequence).min();
     assert!(
-        sealed.floor <= lowest.expect("a pack"),
+        finished.floor <= lowest.expect("a pack"),
         "the late blob's pack stays its own"
     );
-    world.index.clone_from(&sealed.index);
-    ingest.committed(sealed);
+    world.index.clone_from(&finished.index);
+    ingest.committed(finished);
     // With a mark that has no references after it, the floor passes all packs.
-    let sealed = ingest.seal(&world.index).await.expect("seals");
-    let floor = sealed.floor;
+    let finished = ingest.finish(&world.index).await.expect("finishes");
+    let floor = finished.floor;
     assert!(floor > lowest.expect("a pack"));
-    ingest.committed(sealed);
+    ingest.committed(finished);
     // Its own pack now counts as a foreign one: a new reference to it is a reliance.
     assert!(ingest.relied_on().is_empty());
     let mark = ingest.mark();
@@ -188,16 +191,19 @@ async fn floors_never_pass_what_is_not_committed() {
         .expect("is there");
     assert_eq!(again, first);
     assert_eq!(ingest.relied_on().len(), 1);
-    let sealed = ingest.seal_since(mark, &world.index).await.expect("seals");
-    assert_eq!(sealed.relied_on.len(), 1);
-    ingest.committed(sealed);
+    let finished = ingest
+        .finish_since(mark, &world.index)
+        .await
+        .expect("finishes");
+    assert_eq!(finished.relied_on.len(), 1);
+    ingest.committed(finished);
     assert_eq!(
         ingest.relied_on().len(),
         1,
         "made after the line, so not committed"
     );
-    let sealed = ingest.seal(&world.index).await.expect("seals");
-    ingest.committed(sealed);
+    let finished = ingest.finish(&world.index).await.expect("finishes");
+    ingest.committed(finished);
     assert!(ingest.relied_on().is_empty());
     content_store
         .read_blob(Kind::Node, late)
@@ -223,10 +229,13 @@ async fn a_pack_that_is_open_at_the_line_stays_own() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     let mark = ingest.mark();
     store(4).await;
-    let sealed = ingest.seal_since(mark, &world.index).await.expect("seals");
-    let lowest = sealed.packs.iter().map(|pack| pack.sequence).min();
-    assert!(sealed.floor <= lowest.expect("a pack"), "{sealed:?}");
-    ingest.committed(sealed);
+    let finished = ingest
+        .finish_since(mark, &world.index)
+        .await
+        .expect("finishes");
+    let lowest = finished.packs.iter().map(|pack| pack.sequence).min();
+    assert!(finished.floor <= lowest.expect("a pack"), "{finished:?}");
+    ingest.committed(finished);
 }
 
 #[tokio::test]
@@ -236,11 +245,11 @@ async fn condemned_packs_are_read_and_not_referred_to() {
     let ingest = world.ingest(&content_store);
     let file = noise(44, MIB);
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
-    let sealed = ingest.seal(&world.index).await.expect("seals");
-    let condemned: HashSet<PackName> = sealed.packs.iter().copied().collect();
-    world.index.clone_from(&sealed.index);
+    let finished = ingest.finish(&world.index).await.expect("finishes");
+    let condemned: HashSet<PackName> = finished.packs.iter().copied().collect();
+    world.index.clone_from(&finished.index);
     assert_eq!(content_store.not_live(&condemned).len(), condemned.len());
-    ingest.committed(sealed);
+    ingest.committed(finished);
     assert!(content_store.not_live(&condemned).is_empty());
     let content_store = world.content_store();
     content_store
@@ -350,13 +359,13 @@ async fn stores_during_a_seal_belong_to_the_next() {
     });
     let first = store_file(&ingest, Profile::Content, &noise(47, MIB), MIB).await;
     let sealing = Arc::clone(&ingest);
-    let seal = tokio::spawn(async move { sealing.seal(&[]).await });
+    let seal = tokio::spawn(async move { sealing.finish(&[]).await });
     tokio::time::sleep(Duration::from_millis(100)).await;
     let late = noise(48, MIB);
     let second = store_file(&ingest, Profile::Content, &late, MIB).await;
-    let sealed = seal.await.expect("ends").expect("seals");
-    world.index.clone_from(&sealed.index);
-    ingest.committed(sealed);
+    let finished = seal.await.expect("ends").expect("finishes");
+    world.index.clone_from(&finished.index);
+    ingest.committed(finished);
     let elsewhere = world.loaded().await;
     read_file(&elsewhere, &first)
         .await

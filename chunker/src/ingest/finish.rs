@@ -1,6 +1,6 @@
-//! Sealing: writes everything accepted so far to the bucket, and an index object that lists it.
+//! Finishing packs: writes everything accepted so far to the bucket, and an index object that lists it.
 //!
-//! Owns the order of rule 1 and the construction of the [`Sealed`] token. No other code makes one.
+//! Owns the order of rule 1 and the construction of the [`FinishedPacks`] token. No other code makes one.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use bkfs_store::entropy::{number, salt};
 use bytes::Bytes;
 
 use super::absorb;
-use super::sealed::Sealed;
+use super::finished::FinishedPacks;
 use super::session::Session;
 use crate::catalog::{IndexRef, Staged};
 use crate::codec::Balance;
@@ -20,12 +20,12 @@ use crate::pack::PackName;
 use crate::pending::Mark;
 use crate::runtime::Runtime;
 
-/// Seals; see [`Ingest::seal_since`](super::Ingest::seal_since).
-pub(super) async fn seal(
+/// Finishes all packs; see [`Ingest::finish_since`](super::Ingest::finish_since).
+pub(super) async fn finish(
     session: &Arc<Session>,
     mark: Mark,
     current: &[IndexRef],
-) -> Result<Sealed, ContentError> {
+) -> Result<FinishedPacks, ContentError> {
     let frontier = session.cut(&[Class::DataPack, Class::MetadataPack]);
     let sent = async {
         session.acknowledged(Class::DataPack, frontier).await?;
@@ -33,7 +33,7 @@ pub(super) async fn seal(
     };
     session.shared.link.progress.watch(sent).await??;
     let waiting = session.pending_index().waiting(frontier);
-    let mut sealed = Sealed {
+    let mut finished = FinishedPacks {
         index: current.to_vec(),
         absorbed: Vec::new(),
         packs: waiting.iter().map(|stored| stored.pack.name).collect(),
@@ -44,7 +44,7 @@ pub(super) async fn seal(
         staged: Vec::new(),
     };
     if waiting.is_empty() {
-        return Ok(sealed);
+        return Ok(finished);
     }
     let new: Vec<PackRecord> = waiting
         .iter()
@@ -52,14 +52,14 @@ pub(super) async fn seal(
         .collect();
     let mut groups = divide(new);
     if let [only] = groups.as_mut_slice() {
-        absorb(session, only, &mut sealed).await;
+        absorb(session, only, &mut finished).await;
     }
     for records in groups {
         let staged = put_index(session, records).await?;
-        sealed.index.push(staged.loaded.reference());
-        sealed.staged.push(staged);
+        finished.index.push(staged.loaded.reference());
+        finished.staged.push(staged);
     }
-    Ok(sealed)
+    Ok(finished)
 }
 
 /// Writes index objects that list packs in the bucket; see
@@ -96,12 +96,16 @@ fn divide(records: Vec<PackRecord>) -> Vec<Vec<PackRecord>> {
 
 /// Adds the packs of small older index objects. An index object that cannot be read stays as it is:
 /// its repair is not the task of a commit.
-async fn absorb(session: &Arc<Session>, records: &mut Vec<PackRecord>, sealed: &mut Sealed) {
-    let chosen = absorb::choose(&sealed.index, encoded_length(&*records));
+async fn absorb(
+    session: &Arc<Session>,
+    records: &mut Vec<PackRecord>,
+    finished: &mut FinishedPacks,
+) {
+    let chosen = absorb::choose(&finished.index, encoded_length(&*records));
     let catalog = &session.shared.catalog;
     let names: Vec<PackName> = chosen
         .iter()
-        .map(|&position| sealed.index[position].name)
+        .map(|&position| finished.index[position].name)
         .collect();
     let read = futures::future::join_all(names.iter().map(|&name| catalog.records(name))).await;
     let mut known: HashSet<PackName> = records.iter().map(|record| record.name).collect();
@@ -110,13 +114,13 @@ async fn absorb(session: &Arc<Session>, records: &mut Vec<PackRecord>, sealed: &
             Ok(older) => {
                 let unknown = older.iter().filter(|record| known.insert(record.name));
                 records.extend(unknown.cloned());
-                sealed.absorbed.push(name);
+                finished.absorbed.push(name);
             }
             Err(error) => tracing::warn!("an index object is not absorbed: {error}"),
         }
     }
-    let absorbed = &sealed.absorbed;
-    sealed
+    let absorbed = &finished.absorbed;
+    finished
         .index
         .retain(|reference| !absorbed.contains(&reference.name));
 }

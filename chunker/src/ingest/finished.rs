@@ -6,14 +6,14 @@ use crate::catalog::{IndexRef, Staged};
 use crate::pack::PackName;
 use crate::pending::Mark;
 
-/// Proof that every pack of a seal, and the index objects that list them, are acknowledged.
+/// Proof that every finished pack, and the index objects that list them, are acknowledged.
 ///
-/// Only [`Ingest::seal`](super::Ingest::seal) and [`Ingest::seal_since`](super::Ingest::seal_since)
+/// Only [`Ingest::finish`](super::Ingest::finish) and [`Ingest::finish_since`](super::Ingest::finish_since)
 /// make one. Pass it to [`Ingest::committed`](super::Ingest::committed) or
 /// [`Ingest::conflicted`](super::Ingest::conflicted) afterwards.
 #[derive(Debug)]
 #[must_use = "tell the ingest whether the root took it"]
-pub struct Sealed {
+pub struct FinishedPacks {
     /// The list for the new root: the list of the call, without the absorbed index objects, and
     /// with the new ones.
     pub index: Vec<IndexRef>,

@@ -1,4 +1,4 @@
-//! The items of the sealing layer, on their way into a tree.
+//! The items of the layer of the cut, on their way into a tree.
 //!
 //! Owns: their order, and how long the state is locked for them. Does not own: the tree
 //! (`tree::apply`), the time of the commit (`commit`).
@@ -15,11 +15,11 @@ use crate::volume::state::VolumeState;
 /// Number of items that are encoded while the state is locked once.
 const ENCODED_AT_ONCE: usize = 512;
 
-/// The encoded items of the sealing layer, in order.
+/// The encoded items of the layer of the cut, in order.
 ///
 /// The state is locked for a few items at a time. This is safe because the layer does not change
 /// after all its dirty bytes are stored.
-pub struct SealedItems<'a> {
+pub struct CutItems<'a> {
     state: &'a Mutex<VolumeState>,
     /// Items up to this key have been taken.
     taken: Bound<Key>,
@@ -29,10 +29,10 @@ pub struct SealedItems<'a> {
 /// A change of the tree: the new value of a key; none removes the key.
 pub type Encoded = (Key, Option<Bytes>);
 
-impl<'a> SealedItems<'a> {
-    /// Returns the items of the sealing layer.
+impl<'a> CutItems<'a> {
+    /// Returns the items of the layer of the cut.
     pub fn new(state: &'a Mutex<VolumeState>) -> Self {
-        SealedItems {
+        CutItems {
             state,
             taken: Bound::Unbounded,
             ready: Vec::new().into_iter(),
@@ -46,12 +46,12 @@ impl<'a> SealedItems<'a> {
         };
         let state = self.state.lock();
         let rest = (self.taken.as_ref(), Bound::Unbounded);
-        let items = state.sealing.as_ref()?.items.range::<Key, _>(rest);
+        let items = state.committing.as_ref()?.items.range::<Key, _>(rest);
         Some(items.take(ENCODED_AT_ONCE).map(encode).collect())
     }
 }
 
-impl Iterator for SealedItems<'_> {
+impl Iterator for CutItems<'_> {
     type Item = Encoded;
 
     fn next(&mut self) -> Option<Encoded> {
@@ -100,7 +100,7 @@ mod tests {
         state.cut();
         let state = Mutex::new(state);
         let mut seen = 0;
-        for (key, value) in SealedItems::new(&state) {
+        for (key, value) in CutItems::new(&state) {
             assert!(state.try_lock().is_some());
             assert_eq!(key, Key::orphan(seen));
             assert_eq!(value.is_some(), seen % 3 > 0);

@@ -80,6 +80,19 @@ pub enum SpoolingError {
         /// The first damage.
         damage: String,
     },
+    /// A spool cannot be looked into, so what it has of acknowledged data is unknown.
+    #[error(
+        "the spool {path} of {owner} may hold what was acknowledged, and cannot be read: \
+         {why}; nothing of it was sent, and it stays as it is"
+    )]
+    Unreadable {
+        /// The spool.
+        path: String,
+        /// Its volume, or that its session is in the root no more.
+        owner: String,
+        /// The answer of the disk.
+        why: String,
+    },
     /// The root could not be read.
     #[error(transparent)]
     Root(#[from] RootError),
@@ -90,7 +103,7 @@ impl SpoolingError {
     pub fn is_damage(&self) -> bool {
         let is_spool = |error: &ContentError| matches!(error, ContentError::Spool(damaged) if is_damaged(damaged));
         match self {
-            Self::Damaged { .. } => true,
+            Self::Damaged { .. } | Self::Unreadable { .. } => true,
             Self::Replay { source, .. } => is_spool(source),
             _ => false,
         }
@@ -98,6 +111,13 @@ impl SpoolingError {
 
     /// Returns a line of advice for the command line, if a user can do something.
     pub fn hint(&self) -> Option<&'static str> {
+        if let Self::Unreadable { .. } = self {
+            return Some(
+                "make the directory readable and try again; to go on without what it holds, give \
+                 --accept-loss once (bkfs mount, put, copy or session end; mount -o accept_loss): \
+                 the directory stays, and once it can be read a mount makes a snapshot of it",
+            );
+        }
         self.is_damage().then_some(
             "bring the file back and try again; to go on without what it held and what follows it, \
              give --accept-loss once (bkfs mount, put, copy or session end; mount -o accept_loss): \

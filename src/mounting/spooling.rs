@@ -8,26 +8,32 @@
 //! If another machine has ended the session meanwhile, its data becomes a snapshot of its own
 //! (`recovery`).
 
+use std::io::IsTerminal;
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bkfs_chunker::error::ContentError;
-use bkfs_chunker::spool::{LeftObject, Leftover, ReplayProgress, Spool, leftovers};
+use bkfs_chunker::spool::{
+    LeftObject, Leftover, ReplayProgress, Spool, UnreadableSpool, leftovers,
+};
 use tokio::time::Instant;
 
 use crate::mounting::error::SpoolingError;
 use crate::mounting::recovery::{Recovered, Rescued, recover};
 use crate::mounting::spool_place::SpoolPlace;
-use crate::mounting::survey::{Survey, survey};
+use crate::mounting::survey::{Survey, SurveyProgress, survey};
 use crate::mounting::writing::Writing;
 use crate::repository::Repository;
 use crate::root::kept::Covered;
 use crate::root::session::{KnownSpools, OpenSession};
 use crate::root::state::{Session, SessionId, SessionState};
 
-/// Interval of the progress messages of a replay.
+/// Interval of the progress messages of a replay, and of a survey on a terminal.
 const SAID_EVERY: Duration = Duration::from_secs(5);
+
+/// Interval of the later progress messages of a survey without a terminal.
+const LOGGED_EVERY: Duration = Duration::from_secs(60);
 
 /// Results for spools whose sessions another machine had ended.
 #[derive(Debug, Clone, Default)]
@@ -98,12 +104,16 @@ impl SpoolPlace {
     ) -> Result<Vec<Brought>, SpoolingError> {
         let repository = &*writing.repository;
         let found = leftovers(&self.disk, &self.root).await?;
-        if found.is_empty() {
+        if found.spools.is_empty() && found.unreadable.is_empty() {
             return Ok(Vec::new());
         }
         let view = repository.handle.refresh().await?;
+        for spool in &found.unreadable {
+            let session = view.root.sessions.get(&SessionId(spool.session));
+            pass_over(spool, session, writing, accepts_loss, news)?;
+        }
         let mut done = Vec::new();
-        for left in found {
+        for left in found.spools {
             let path = left.directory().display().to_string();
             if left.named().is_empty() {
                 if left.bytes() > 0 {
@@ -126,6 +136,38 @@ impl SpoolPlace {
         }
         Ok(done)
     }
+}
+
+/// Leaves a spool where it is that cannot be looked into, and reports why.
+///
+/// # Errors
+/// [`SpoolingError::Unreadable`] if its session is in the root with the volume that is being taken,
+/// and the loss is not accepted.
+fn pass_over(
+    spool: &UnreadableSpool,
+    session: Option<&Session>,
+    writing: &Writing,
+    accepts_loss: bool,
+    news: &mut SpoolNews,
+) -> Result<(), SpoolingError> {
+    let volume = session.and_then(|session| session.volume.as_deref());
+    let path = spool.directory.display().to_string();
+    let error = SpoolingError::Unreadable {
+        path: path.clone(),
+        owner: match volume {
+            Some(volume) => format!("volume {volume}"),
+            None => "a session that is in the root no more".to_owned(),
+        },
+        why: spool.source.to_string(),
+    };
+    if volume == Some(writing.volume.as_str()) && !accepts_loss {
+        return Err(error);
+    }
+    tracing::error!("{error}");
+    let why = error.to_string();
+    let bytes = 0;
+    news.stranded.push(Stranded { path, bytes, why });
+    Ok(())
 }
 
 /// A spool whose objects are in the bucket now.
@@ -152,7 +194,7 @@ async fn bring_one(
     let is_ours = volume == writing.volume;
     let mut covered = Covered::of(session);
     let Survey { objects, damage } = loop {
-        let found = match survey(&left, &repository.handle, covered).await {
+        let found = match survey_aloud(&left, repository, covered).await {
             Err(error) if !is_ours => {
                 leave(&left, &error, news);
                 return Ok(None);
@@ -280,6 +322,64 @@ async fn let_go(left: Leftover, damage: Option<String>, news: &mut SpoolNews) {
     }
 }
 
+/// Judges a spool ([`survey`]), with progress messages if that takes longer than [`SAID_EVERY`].
+async fn survey_aloud<'a>(
+    left: &'a Leftover,
+    repository: &Repository,
+    covered: Covered,
+) -> Result<Survey<'a>, SpoolingError> {
+    let path = left.directory().display();
+    let later = match std::io::stderr().is_terminal() {
+        true => SAID_EVERY,
+        false => LOGGED_EVERY,
+    };
+    let progress = SurveyProgress::default();
+    let total: u64 = left.named().iter().map(|object| object.length).sum();
+    let (count, begin) = (left.named().len(), Instant::now());
+    let mut is_told = false;
+    let say = |elapsed| {
+        is_told = true;
+        let files = progress.files.load(Ordering::Relaxed);
+        let bytes = progress.bytes.load(Ordering::Relaxed);
+        let words = said(bytes, total, elapsed);
+        tracing::warn!("reading the spool {path}: {files} of {count} files, {words}");
+    };
+    let found = telling(
+        survey(left, &repository.handle, covered, &progress),
+        later,
+        say,
+    )
+    .await;
+    if is_told {
+        let seconds = begin.elapsed().as_secs_f64();
+        tracing::warn!(
+            "read {count} files, {}, of {path} in {seconds:.1} s",
+            mebibytes(total)
+        );
+    }
+    found
+}
+
+/// Waits for `work`, and calls `say` with the time that it has taken: after [`SAID_EVERY`], and
+/// each time that `later` has passed since.
+async fn telling<T>(
+    work: impl Future<Output = T>,
+    later: Duration,
+    mut say: impl FnMut(Duration),
+) -> T {
+    let begin = Instant::now();
+    let mut work = pin!(work);
+    let mut pause = SAID_EVERY;
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            () = tokio::time::sleep(pause) => say(begin.elapsed()),
+        }
+        pause = later;
+    }
+}
+
 /// Replays `objects` of one spool, with progress messages.
 async fn bring(
     left: &Leftover,
@@ -294,20 +394,12 @@ async fn bring(
     );
     let begin = Instant::now();
     let progress = ReplayProgress::default();
-    let mut work = pin!(left.replay(&repository.content_store, objects, &progress));
-    loop {
-        tokio::select! {
-            biased;
-            done = &mut work => {
-                done?;
-                break;
-            }
-            () = tokio::time::sleep(SAID_EVERY) => {
-                let bytes = progress.bytes.load(Ordering::Relaxed);
-                tracing::warn!("{}", said(bytes, total, begin.elapsed()));
-            }
-        }
-    }
+    let work = left.replay(&repository.content_store, objects, &progress);
+    let say = |elapsed| {
+        let bytes = progress.bytes.load(Ordering::Relaxed);
+        tracing::warn!("{}", said(bytes, total, elapsed));
+    };
+    telling(work, SAID_EVERY, say).await?;
     tracing::warn!("replayed {path} in {:.1} s", begin.elapsed().as_secs_f64());
     Ok(())
 }
@@ -380,5 +472,17 @@ mod tests {
         let text = said(12 << 20, 300 << 20, Duration::from_secs(3));
         assert_eq!(text, "12.0 of 300.0 MiB, 4.0 MiB/s, 72 s left");
         assert!(said(0, 1, Duration::ZERO).ends_with("no end in sight yet"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn long_work_is_told_soon_and_then_rarely() {
+        let told = |seconds| async move {
+            let mut said = Vec::new();
+            let work = tokio::time::sleep(Duration::from_secs(seconds));
+            telling(work, LOGGED_EVERY, |elapsed| said.push(elapsed.as_secs())).await;
+            said
+        };
+        assert!(told(4).await.is_empty(), "short work is not told");
+        assert_eq!(told(130).await, [5, 65, 125]);
     }
 }

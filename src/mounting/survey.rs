@@ -7,13 +7,15 @@
 //!
 //! What lies in a spool under the name of an object was flushed, so it may have been acknowledged.
 //! A crash leaves packs there that no journal names, and journals whose packs are all there or in
-//! the bucket. So anything else is damage: a journal that is not whole, or is missing while the
-//! next one is there, and a pack that is neither whole here nor in the bucket while a journal names
+//! the bucket. So anything else is damage: a journal that is not whole, or is missing while a later
+//! one is there, and a pack that is neither whole here nor in the bucket while a journal names
 //! it. What commits cover is needed no more. The bucket is asked after the session's process has
 //! ended.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bkfs_chunker::spool::{LeftObject, Leftover, SpoolError};
 use futures::{StreamExt, TryStreamExt};
@@ -28,6 +30,22 @@ const READ_AT_ONCE: usize = 4;
 
 /// Questions to the bucket at the same time.
 const ASKED_AT_ONCE: usize = 16;
+
+/// Progress of a survey. Other tasks may read it.
+#[derive(Debug, Default)]
+pub(super) struct SurveyProgress {
+    /// Files that were read.
+    pub(super) files: AtomicU64,
+    /// Their bytes.
+    pub(super) bytes: AtomicU64,
+}
+
+impl SurveyProgress {
+    fn add(&self, object: &LeftObject) {
+        self.files.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(object.length, Ordering::Relaxed);
+    }
+}
 
 /// What of a spool can be brought, in the order of arrival.
 #[derive(Debug)]
@@ -48,11 +66,11 @@ pub(super) enum Damage {
         /// Why.
         why: String,
     },
-    /// A journal is nowhere, and the next one is in the spool.
+    /// A journal is nowhere, and a later one is in the spool.
     NoJournal {
         /// Its key.
         key: String,
-        /// The file of the next one.
+        /// The file of the first later one in the spool.
         next: String,
     },
     /// A pack is not whole.
@@ -117,10 +135,11 @@ pub(super) async fn survey<'a>(
     left: &'a Leftover,
     handle: &RootHandle,
     covered: Covered,
+    progress: &SurveyProgress,
 ) -> Result<Survey<'a>, SpoolingError> {
     let named = left.named();
-    let journals = read_journals(left, named, handle).await?;
-    let whole = whole_packs(left, named).await?;
+    let journals = read_journals(left, named, handle, progress).await?;
+    let whole = whole_packs(left, named, progress).await?;
     let judge = Judge {
         named,
         handle,
@@ -144,6 +163,7 @@ async fn read_journals<'a>(
     left: &Leftover,
     named: &'a [LeftObject],
     handle: &RootHandle,
+    progress: &SurveyProgress,
 ) -> Result<BTreeMap<u64, SpooledJournal<'a>>, SpoolError> {
     let mut found: BTreeMap<u64, SpooledJournal<'a>> = BTreeMap::new();
     for object in named {
@@ -157,6 +177,7 @@ async fn read_journals<'a>(
                 .map_err(|error| format!("cannot be read ({error})")),
             None => Err("is damaged".to_owned()),
         };
+        progress.add(object);
         let is_better = found.get(&number).is_none_or(|other| other.read.is_err());
         if is_better {
             found.insert(number, SpooledJournal { object, read });
@@ -169,10 +190,12 @@ async fn read_journals<'a>(
 async fn whole_packs<'a>(
     left: &Leftover,
     named: &'a [LeftObject],
+    progress: &SurveyProgress,
 ) -> Result<HashMap<&'a str, &'a LeftObject>, SpoolError> {
     let packs = named.iter().filter(|object| !is_journal(object));
     let reads = packs.map(|object| async move {
         let read = left.read(object).await?;
+        progress.add(object);
         Ok::<_, SpoolError>(read.map(|_| (object.key.as_str(), object)))
     });
     let found: Vec<_> = futures::stream::iter(reads.collect::<Vec<_>>())
@@ -245,25 +268,31 @@ impl<'a> Judge<'a, '_> {
         Ok(Some(Damage::Journal { path, why }))
     }
 
-    /// The key of the journal before `number`, if the spool has none between `before` and that, and
-    /// the bucket does not have it.
+    /// The key of the first journal between `before`, the last one of the spool, and `number` that
+    /// the bucket does not have. If the root does not say which journals commits cover, only the
+    /// one right before `number` is asked for.
     async fn missing_before(
         &self,
         number: u64,
         before: Option<u64>,
         journal: &SpooledJournal<'_>,
     ) -> Result<Option<String>, RootError> {
-        let is_next = before.is_some_and(|before| before + 1 == number);
         let first = journal.read.as_ref().map_or(0, |read| read.first);
-        if is_next || number <= self.covered.journal + 1 || first <= self.covered.operation + 1 {
+        let after = self.covered.journal.max(before.unwrap_or(0));
+        if number <= after.saturating_add(1) || first <= self.covered.operation + 1 {
             return Ok(None);
         }
         let (below, _) = (journal.object.key.rsplit_once('/')).unwrap_or_default();
-        let key = format!("{below}/{:016x}", number - 1);
-        Ok(match self.handle.length_of(&key).await? {
-            Some(_) => None,
-            None => Some(key),
-        })
+        let is_known = self.covered.journal > 0 || self.covered.operation == 0 || before.is_some();
+        let from = if is_known { after + 1 } else { number - 1 };
+        let asked = (from..number).map(|number| async move {
+            let key = format!("{below}/{number:016x}");
+            let is_there = self.handle.length_of(&key).await?.is_some();
+            Ok::<_, RootError>((!is_there).then_some(key))
+        });
+        let asked = futures::stream::iter(asked).buffered(ASKED_AT_ONCE);
+        let mut missing = pin!(asked.try_filter_map(async |missing| Ok(missing)));
+        missing.try_next().await
     }
 
     /// The packs that uncovered journals need and that are neither whole here nor in the bucket.

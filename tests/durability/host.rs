@@ -250,6 +250,21 @@ impl Host {
         Self::set_up(paused(), store, settings, opening, Some(spool))
     }
 
+    /// One with a spool of 256 MiB on `disk`, by way of `store`, in real time.
+    pub fn spooling_through(
+        store: Arc<dyn Store>,
+        disk: &SimulatedDisk,
+        settings: Settings,
+    ) -> Result<Self, bkfs::mounting::error::MountingError> {
+        let spool = SpoolPlace {
+            disk: Arc::new(disk.clone()),
+            root: "/spool".into(),
+            limit_bytes: 256 << 20,
+        };
+        let opening = opening(Duration::from_secs(10));
+        Self::set_up(runtime(), store, settings, opening, Some(spool))
+    }
+
     /// One whose packs are closed when they reach so many bytes.
     pub fn with_packs(bucket: &Bucket, bytes: u64) -> Self {
         let mut opening = opening(Duration::from_secs(10));

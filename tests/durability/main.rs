@@ -28,5 +28,6 @@ mod recovery_bases;
 mod rotten;
 mod scattered;
 mod stalls;
+mod surveyed;
 mod sweeping;
 mod windows;

@@ -23,7 +23,7 @@ const TRAILER_BYTES: usize = 48;
 
 /// A machine whose mount has written `a`, `b` and `c` to its spool alone, with an fsync after each,
 /// and is dead.
-fn dead() -> (Bucket, SimulatedDisk) {
+pub fn dead() -> (Bucket, SimulatedDisk) {
     let (bucket, disk) = (Bucket::new(), SimulatedDisk::new());
     let settings = Settings {
         fsync_local: true,
@@ -44,21 +44,21 @@ fn dead() -> (Bucket, SimulatedDisk) {
 }
 
 /// The files of a spool with this in their names, in order.
-fn files(disk: &SimulatedDisk, class: &str) -> Vec<PathBuf> {
+pub fn files(disk: &SimulatedDisk, class: &str) -> Vec<PathBuf> {
     let mut found = disk.paths();
     found.retain(|path| path.to_string_lossy().contains(class));
     found.sort();
     found
 }
 
-fn key(file: &Path) -> String {
+pub fn key(file: &Path) -> String {
     let name = file.file_name().expect("a name").to_string_lossy();
     let (_, key) = name.split_once('.').expect("a number before it");
     key.replace('+', "/")
 }
 
 /// What a file of a spool holds.
-fn object(disk: &SimulatedDisk, file: &Path) -> Bytes {
+pub fn object(disk: &SimulatedDisk, file: &Path) -> Bytes {
     runtime().block_on(async {
         let listed = disk.list(file.parent().expect("a directory")).await;
         let listed = listed.expect("listed");
@@ -68,7 +68,7 @@ fn object(disk: &SimulatedDisk, file: &Path) -> Bytes {
     })
 }
 
-fn mount(
+pub fn mount(
     bucket: &Bucket,
     disk: &SimulatedDisk,
     accept_loss: bool,
@@ -82,7 +82,7 @@ fn mount(
 }
 
 /// Everything in the bucket that a replay sends.
-fn sent(bucket: &Bucket) -> Vec<String> {
+pub fn sent(bucket: &Bucket) -> Vec<String> {
     let list = |prefix| bucket.memory.list(prefix, None, 1000);
     let classes = ["journal/", "data/", "meta/"].map(|prefix| {
         let listed = runtime().block_on(list(prefix));
@@ -92,7 +92,7 @@ fn sent(bucket: &Bucket) -> Vec<String> {
 }
 
 /// A mount is refused, names `file`, sends nothing and leaves the spool.
-fn refused(bucket: &Bucket, disk: &SimulatedDisk, file: &str) {
+pub fn refused(bucket: &Bucket, disk: &SimulatedDisk, file: &str) {
     let (there, kept) = (sent(bucket), disk.paths());
     for _ in 0..2 {
         match mount(bucket, disk, false, "main") {
@@ -116,7 +116,7 @@ fn refused(bucket: &Bucket, disk: &SimulatedDisk, file: &str) {
 }
 
 /// The names of `a`, `b`, `c` whose contents are there.
-fn whole(host: &Host) -> String {
+pub fn whole(host: &Host) -> String {
     let names = [(1, "a"), (2, "b"), (3, "c")];
     let names = names
         .into_iter()
@@ -125,7 +125,7 @@ fn whole(host: &Host) -> String {
 }
 
 /// With its loss accepted, a mount goes on with `left`, and the whole spool is set aside.
-fn accepted(bucket: &Bucket, disk: &SimulatedDisk, left: &str) {
+pub fn accepted(bucket: &Bucket, disk: &SimulatedDisk, left: &str) {
     let kept = files(disk, "+");
     let host = mount(bucket, disk, true, "main").expect("accepted");
     assert_eq!(whole(&host), left);

@@ -48,29 +48,55 @@ impl LeftObject {
     }
 }
 
-/// Returns all spools below `root` that no process holds, by session. Directories that cannot be
-/// read are passed over with a warning. Without `root` there are none.
+/// What ended mounts left below the directory of spools.
+#[derive(Debug, Default)]
+pub struct Leftovers {
+    /// The spools that no process holds, by session.
+    pub spools: Vec<Leftover>,
+    /// Spools that cannot be locked or listed: what is in them is unknown.
+    pub unreadable: Vec<UnreadableSpool>,
+}
+
+/// A spool that cannot be locked or listed.
+#[derive(Debug)]
+pub struct UnreadableSpool {
+    /// The session.
+    pub session: u64,
+    /// Its directory.
+    pub directory: PathBuf,
+    /// The answer of the disk.
+    pub source: io::Error,
+}
+
+/// Returns all spools below `root` that no process holds. Without `root` there are none.
 ///
 /// # Errors
 /// `root` cannot be read.
-pub async fn leftovers(disk: &Arc<dyn Disk>, root: &Path) -> Result<Vec<Leftover>, SpoolError> {
+pub async fn leftovers(disk: &Arc<dyn Disk>, root: &Path) -> Result<Leftovers, SpoolError> {
+    let mut found = Leftovers::default();
     let listed = match disk.list(root).await {
         Ok(listed) => listed,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
         Err(error) => return Err(SpoolError::disk(root, error)),
     };
-    let mut found = Vec::new();
     for entry in listed.into_iter().filter(|entry| entry.is_directory) {
         let Some(session) = parse_session(&entry.name) else {
             continue;
         };
         let directory = root.join(&entry.name);
         match open(disk, session, &directory).await {
-            Ok(leftover) => found.extend(leftover),
-            Err(error) => tracing::warn!("{} is passed over: {error}", directory.display()),
+            Ok(leftover) => found.spools.extend(leftover),
+            // Its mount, or another one that has brought it, has removed it since the listing.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => found.unreadable.push(UnreadableSpool {
+                session,
+                directory,
+                source,
+            }),
         }
     }
-    found.sort_by_key(|leftover| leftover.session);
+    found.spools.sort_by_key(|leftover| leftover.session);
+    found.unreadable.sort_by_key(|spool| spool.session);
     Ok(found)
 }
 

@@ -34,7 +34,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-pub use left::{LeftObject, Leftover, leftovers};
+pub use left::{LeftObject, Leftover, Leftovers, UnreadableSpool, leftovers};
 pub use replay::ReplayProgress;
 
 /// The name of the lock file in a session's directory.

@@ -140,7 +140,10 @@ impl World {
             false => self.disk.kill(),
         }
         let disk: Arc<dyn Disk> = Arc::new(self.disk.clone());
-        let found = leftovers(&disk, Path::new(ROOT)).await.expect("finds");
+        let found = leftovers(&disk, Path::new(ROOT))
+            .await
+            .expect("finds")
+            .spools;
         let mut read = BTreeMap::new();
         for leftover in &found {
             let mut last = String::new();
@@ -305,12 +308,21 @@ fn two_never_share_one() {
         let shared: Arc<dyn Disk> = Arc::new(disk.clone());
         let other = Spool::create(Arc::clone(&shared), Path::new(ROOT), 1, 1).await;
         assert!(matches!(other, Err(SpoolError::Held { .. })));
-        let dead = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
+        let dead = leftovers(&shared, Path::new(ROOT))
+            .await
+            .expect("looks")
+            .spools;
         assert!(dead.is_empty(), "its owner lives");
         drop(spool);
-        let dead = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
+        let dead = leftovers(&shared, Path::new(ROOT))
+            .await
+            .expect("looks")
+            .spools;
         assert_eq!(dead.len(), 1);
-        let again = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
+        let again = leftovers(&shared, Path::new(ROOT))
+            .await
+            .expect("looks")
+            .spools;
         assert!(again.is_empty(), "the replay holds it");
     });
 }
@@ -357,7 +369,10 @@ fn what_is_not_whole_under_the_name_of_an_object_is_damaged() {
         disk.write_new(&unfinished, &part).await.expect("written");
         disk.kill();
         let shared: Arc<dyn Disk> = Arc::new(disk.clone());
-        let mut dead = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
+        let mut dead = leftovers(&shared, Path::new(ROOT))
+            .await
+            .expect("looks")
+            .spools;
         let dead = dead.pop().expect("one");
         assert_eq!(dead.objects().len(), 3);
         for object in dead.objects() {
@@ -371,7 +386,10 @@ fn what_is_not_whole_under_the_name_of_an_object_is_damaged() {
         };
         assert_eq!(kept(), 5, "three objects, a part of one, and the lock");
         disk.crash(&SeededEntropy::new(1));
-        let found = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
+        let found = leftovers(&shared, Path::new(ROOT))
+            .await
+            .expect("looks")
+            .spools;
         assert!(found.is_empty(), "{found:?}");
         assert_eq!(kept(), 4, "the part was never flushed");
     });
@@ -382,7 +400,7 @@ async fn the_real_disk_keeps_and_finds_it_too() {
     let directory = tempfile::tempdir().expect("a directory");
     let root = directory.path().join("spool/repository");
     let disk: Arc<dyn Disk> = Arc::new(SystemDisk);
-    let absent = leftovers(&disk, &root).await.expect("looks");
+    let absent = leftovers(&disk, &root).await.expect("looks").spools;
     assert!(absent.is_empty());
     let spool = Spool::create(Arc::clone(&disk), &root, 0xab, 1 << 20)
         .await
@@ -393,10 +411,16 @@ async fn the_real_disk_keeps_and_finds_it_too() {
         .await
         .expect("fits");
     assert_eq!(kept.read().await.expect("reads"), body);
-    assert!(leftovers(&disk, &root).await.expect("looks").is_empty());
+    assert!(
+        leftovers(&disk, &root)
+            .await
+            .expect("looks")
+            .spools
+            .is_empty()
+    );
     drop(kept);
     drop(spool);
-    let mut dead = leftovers(&disk, &root).await.expect("looks");
+    let mut dead = leftovers(&disk, &root).await.expect("looks").spools;
     let dead = dead.pop().expect("one");
     assert_eq!((dead.session(), dead.bytes()), (0xab, 100_000));
     let object = dead.objects().first().cloned().expect("one");
@@ -407,11 +431,17 @@ async fn the_real_disk_keeps_and_finds_it_too() {
     assert_eq!(left, 0);
     let spool = Spool::create(Arc::clone(&disk), &root, 0xac, 1 << 20).await;
     drop(spool.expect("is made"));
-    let mut dead = leftovers(&disk, &root).await.expect("looks");
+    let mut dead = leftovers(&disk, &root).await.expect("looks").spools;
     let aside = dead.pop().expect("one").set_aside().await.expect("renamed");
     assert_eq!(aside, root.join("00000000000000ac.damaged"));
     assert!(aside.join(LOCK).exists());
-    assert!(leftovers(&disk, &root).await.expect("looks").is_empty());
+    assert!(
+        leftovers(&disk, &root)
+            .await
+            .expect("looks")
+            .spools
+            .is_empty()
+    );
 }
 
 /// Filesystems with checksums answer a read of rotten bytes with an error.

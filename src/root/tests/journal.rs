@@ -361,7 +361,10 @@ async fn keeping_at_most(
 async fn bring_leftovers(store: &Arc<dyn Store>, disk: &SimulatedDisk) -> usize {
     disk.kill();
     let disk: Arc<dyn Disk> = Arc::new(disk.clone());
-    let left = leftovers(&disk, Path::new("/spool")).await.expect("found");
+    let left = leftovers(&disk, Path::new("/spool"))
+        .await
+        .expect("found")
+        .spools;
     let mut count = 0;
     for object in left.iter().flat_map(|left| left.named()) {
         let bytes = left[0].read(object).await.expect("read").expect("whole");
@@ -518,7 +521,10 @@ async fn an_entry_that_arrives_after_the_takeover_stays_in_the_spool() {
     assert!(writer.is_behind());
     disk.kill();
     let disk: Arc<dyn Disk> = Arc::new(disk.clone());
-    let left = leftovers(&disk, Path::new("/spool")).await.expect("found");
+    let left = leftovers(&disk, Path::new("/spool"))
+        .await
+        .expect("found")
+        .spools;
     assert_eq!(left[0].named().len(), 1);
 }
 

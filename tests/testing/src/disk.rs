@@ -47,6 +47,8 @@ struct SimulatedState {
     life: u64,
     capacity_bytes: Option<u64>,
     failures: Vec<(DiskOperation, u64, io::ErrorKind)>,
+    /// Directories that cannot be listed, and whose locks cannot be taken.
+    closed: BTreeMap<PathBuf, io::ErrorKind>,
     struck: u64,
     /// True if flushes are acknowledged and not carried out.
     lies: bool,
@@ -92,10 +94,17 @@ impl SimulatedDisk {
         self.0.lock().failures.push((operation, nth, error));
     }
 
-    /// Cancels all planned failures and the bound of the size.
+    /// From now on, listing this directory fails, and so does locking a file in it.
+    pub fn close(&self, directory: &Path, error: io::ErrorKind) {
+        let mut state = self.0.lock();
+        state.closed.insert(directory.to_owned(), error);
+    }
+
+    /// Cancels all planned failures, closed directories, and the bound of the size.
     pub fn heal(&self) {
         let mut state = self.0.lock();
         state.failures.clear();
+        state.closed.clear();
         state.capacity_bytes = None;
     }
 
@@ -218,6 +227,9 @@ impl Disk for SimulatedDisk {
         let state = self.0.lock();
         if !state.directories.contains(directory) {
             return Err(io::ErrorKind::NotFound.into());
+        }
+        if let Some(error) = state.closed.get(directory) {
+            return Err(io::Error::new(*error, "a directory that was closed"));
         }
         let name = |path: &PathBuf| {
             let is_here = path.parent() == Some(directory);
@@ -371,6 +383,9 @@ impl Disk for SimulatedDisk {
         let parent = path.parent().unwrap_or(Path::new("/"));
         if !state.directories.contains(parent) {
             return Err(io::ErrorKind::NotFound.into());
+        }
+        if let Some(error) = state.closed.get(parent) {
+            return Err(io::Error::new(*error, "a directory that was closed"));
         }
         if !state.locks.insert(path.to_owned()) {
             return Ok(None);

@@ -168,7 +168,7 @@ async fn what_is_kept_survives_the_process() {
         ingest.keep().await.expect("needs no store");
         disk.crash(&SeededEntropy::new(1));
         let shared: Arc<dyn Disk> = Arc::new(disk.clone());
-        let found = leftovers(&shared, Path::new(ROOT)).await.expect("finds");
+        let found = (leftovers(&shared, Path::new(ROOT)).await.expect("finds")).spools;
         let mut kept = BTreeMap::new();
         for object in found[0].objects() {
             let bytes = found[0].read(object).await.expect("reads");
@@ -276,7 +276,7 @@ async fn what_a_spool_kept_arrives_in_the_order_of_references() {
     }
     disk.crash(&SeededEntropy::new(1));
     let shared: Arc<dyn Disk> = Arc::new(disk.clone());
-    let found = leftovers(&shared, Path::new(ROOT)).await.expect("finds");
+    let found = (leftovers(&shared, Path::new(ROOT)).await.expect("finds")).spools;
     let other = World::new(67, true);
     let order = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let seen = Arc::clone(&order);

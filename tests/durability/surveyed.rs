@@ -1,0 +1,216 @@
+//! Spools that a mount cannot look into, that lack journals in the middle, that a concurrent commit
+//! covers while they are judged, and those of other volumes.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bkfs::mounting::error::{MountingError, SpoolingError};
+use bkfs::mounting::settings::Settings;
+use bkfs_store::{MemoryStore, Operation, Store, StoreErrorKind};
+use bkfs_testing::disk::{DiskOperation, SimulatedDisk};
+use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
+
+use crate::host::{Bucket, Host, noise, runtime};
+use crate::recovery_bases::read_in;
+use crate::rotten::{accepted, dead, files, key, mount, object, refused, sent, whole};
+
+/// The directory of the only spool.
+fn spool(disk: &SimulatedDisk) -> PathBuf {
+    let file = files(disk, ".journal+").remove(0);
+    file.parent().expect("a directory").to_owned()
+}
+
+/// Puts the object of a file of the spool into the bucket, as its mount would have done.
+fn put(bucket: &Bucket, disk: &SimulatedDisk, file: &Path) {
+    let put = bucket.memory.put_new(&key(file), vec![object(disk, file)]);
+    runtime().block_on(put).expect("put");
+}
+
+/// What the bucket holds becomes what `other` holds.
+fn replace(bucket: &MemoryStore, other: &MemoryStore) {
+    runtime().block_on(async {
+        for info in bucket.list("", None, 10_000).await.expect("listed") {
+            bucket.delete(&info.key).await.expect("deleted");
+        }
+        for info in other.list("", None, 10_000).await.expect("listed") {
+            let (bytes, _) = other.get(&info.key).await.expect("read");
+            bucket.put_new(&info.key, vec![bytes]).await.expect("put");
+        }
+    });
+}
+
+#[test]
+fn a_spool_that_cannot_be_read_is_not_passed_over() {
+    let kinds = [
+        std::io::ErrorKind::PermissionDenied,
+        std::io::ErrorKind::Other,
+    ];
+    for kind in kinds {
+        let (bucket, disk) = dead();
+        let (directory, there, kept) = (spool(&disk), sent(&bucket), disk.paths());
+        disk.close(&directory, kind);
+        match mount(&bucket, &disk, false, "main").map(|_| ()) {
+            Err(MountingError::Spool(error @ SpoolingError::Unreadable { .. })) => {
+                assert!(error.is_damage(), "exit code 13");
+                let told = error.to_string();
+                assert!(told.contains(&directory.display().to_string()), "{told}");
+                assert!(told.contains("volume main"), "{told}");
+                let hint = error.hint().expect("a hint");
+                assert!(hint.contains("--accept-loss"), "{hint}");
+            }
+            other => panic!("{other:?}"),
+        }
+        disk.kill();
+        assert_eq!(sent(&bucket), there, "nothing was sent");
+        // Nor does it stop the mount of another volume.
+        let host = mount(&bucket, &disk, false, "other").expect("of another volume");
+        let news = host.assembled.spool_news();
+        assert_eq!(news.stranded[0].path, directory.display().to_string());
+        host.finish().expect("unmounted");
+
+        let host = mount(&bucket, &disk, true, "main").expect("accepted");
+        assert_eq!(whole(&host), "");
+        let news = host.assembled.spool_news();
+        assert_eq!(news.stranded[0].path, directory.display().to_string());
+        host.finish().expect("unmounted");
+        let is_kept = |path: &PathBuf| disk.paths().contains(path);
+        assert!(kept.iter().all(is_kept), "the directory stays");
+        // Once it can be read, what it holds is a snapshot: the volume went on without it.
+        disk.heal();
+        let host = mount(&bucket, &disk, false, "main").expect("mounted");
+        let snapshot = host.assembled.spool_news().recovered[0].snapshot.clone();
+        for (seed, name) in [(1, "a"), (2, "b"), (3, "c")] {
+            assert!(read_in(&host, &snapshot, name) == Some(noise(seed, 3 << 20)));
+        }
+        host.finish().expect("unmounted");
+    }
+}
+
+/// The bucket has the journal right before the one that the spool has, and not the one before that.
+#[test]
+fn a_journal_that_is_gone_from_the_middle_of_the_chain_is_not_passed_over() {
+    let (bucket, disk) = dead();
+    let mut journals = files(&disk, ".journal+");
+    let (first, second) = (journals.remove(0), journals.remove(0));
+    for file in files(&disk, ".data+").iter().chain([&second]) {
+        put(&bucket, &disk, file);
+    }
+    for file in [&first, &second] {
+        runtime().block_on(disk.remove(file)).expect("removed");
+    }
+    refused(&bucket, &disk, &key(&first));
+    accepted(&bucket, &disk, "");
+}
+
+/// A mount through a store that holds the question for a journal up while the bucket changes.
+fn mount_while(
+    bucket: &Bucket,
+    disk: &SimulatedDisk,
+    other: &MemoryStore,
+) -> Result<Host, MountingError> {
+    let gate = Gate::new();
+    let faults = Arc::new(FaultStore::new(bucket.memory.clone()));
+    let held = Strike::with(Fault::HoldBefore(gate.clone()));
+    faults.plan(held.on(Operation::Head).keys("journal/"));
+    let (store, disk) = (faults.clone(), disk.clone());
+    let mounting =
+        std::thread::spawn(move || Host::spooling_through(store, &disk, Settings::default()));
+    while faults.struck() == 0 {
+        assert!(!mounting.is_finished(), "the bucket is asked for a journal");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    replace(&bucket.memory, other);
+    gate.open();
+    mounting.join().expect("no panic")
+}
+
+/// The last commit of the dead mount arrives while its spool is judged: it covers what is missing.
+#[test]
+fn a_commit_that_arrives_meanwhile_covers_what_is_missing() {
+    let (bucket, disk) = (Bucket::new(), SimulatedDisk::new());
+    let settings = Settings {
+        fsync_local: true,
+        ..Settings::default()
+    };
+    let host = Host::spooling_with(&bucket, &disk, settings);
+    let gate = Gate::new();
+    let held = Strike::with(Fault::HoldBefore(gate.clone())).on_writes();
+    host.faults.plan(held.always());
+    for (seed, name) in [(1, "a"), (2, "b"), (3, "c")] {
+        host.write(name, 0, noise(seed, 3 << 20));
+        host.fsync().expect("acknowledged");
+    }
+    let before = bucket.copy();
+    // What it has committed stays in its spool.
+    for nth in 1..100 {
+        disk.fail(DiskOperation::Remove, nth, std::io::ErrorKind::Other);
+    }
+    gate.open();
+    host.faults.heal();
+    host.run(host.volume().commit()).expect("committed");
+    host.crash();
+    disk.kill();
+    disk.heal();
+    let file = files(&disk, ".journal+").remove(1);
+    runtime().block_on(disk.remove(&file)).expect("removed");
+    refused(&before, &disk, &key(&file));
+    let host = mount_while(&before, &disk, &bucket.memory).expect("nothing is missing");
+    assert_eq!(whole(&host), "abc");
+    assert!(host.assembled.spool_news().stranded.is_empty());
+    host.finish().expect("unmounted");
+}
+
+/// Another machine ends the session while its spool is judged: its damage no more stops the mount.
+#[test]
+fn a_session_that_ends_meanwhile_is_recovered_as_a_fenced_one() {
+    let (bucket, disk) = dead();
+    let file = files(&disk, ".journal+").remove(1);
+    runtime().block_on(disk.remove(&file)).expect("removed");
+    let after = bucket.copy();
+    let new_holder = after.host();
+    new_holder.write("taken", 0, noise(4, 10));
+    new_holder.finish().expect("left");
+    let host = mount_while(&bucket, &disk, &after.memory).expect("mounted");
+    assert_eq!(host.read("taken"), Some(noise(4, 10)));
+    assert_eq!(whole(&host), "");
+    let news = host.assembled.spool_news();
+    assert!(news.recovered.is_empty(), "{news:?}");
+    assert_eq!(news.stranded[0].path, spool(&disk).display().to_string());
+    host.finish().expect("unmounted");
+}
+
+/// The disk refuses a file, or the store an object, of the spool of another volume.
+#[test]
+fn a_spool_of_another_volume_that_cannot_be_brought_stays() {
+    for is_of_disk in [true, false] {
+        let (bucket, disk) = dead();
+        let directory = spool(&disk);
+        let faults = Arc::new(FaultStore::new(bucket.memory.clone()));
+        match is_of_disk {
+            true => disk.fail(DiskOperation::Read, 1, std::io::ErrorKind::PermissionDenied),
+            false => {
+                let key = key(&files(&disk, ".data+")[0]);
+                let refusal = Strike::with(Fault::FailBefore(StoreErrorKind::Invalid));
+                faults.plan(refusal.on(Operation::Put).keys(&key).always());
+            }
+        }
+        let settings = |volume: &str| Settings {
+            volume: Some(volume.to_owned()),
+            ..Settings::default()
+        };
+        let host = Host::spooling_through(faults.clone(), &disk, settings("other"));
+        let host = host.expect("of another volume");
+        let news = host.assembled.spool_news();
+        assert_eq!(news.stranded.len(), 1, "{news:?}");
+        assert_eq!(news.stranded[0].path, directory.display().to_string());
+        assert!(news.stranded[0].bytes > 0);
+        host.finish().expect("unmounted");
+        assert_eq!(files(&disk, ".journal+").len(), 3, "the spool stays");
+        disk.heal();
+        faults.heal();
+        let host = Host::spooling_through(faults, &disk, settings("main")).expect("mounted");
+        assert_eq!(whole(&host), "abc");
+        host.finish().expect("unmounted");
+    }
+}

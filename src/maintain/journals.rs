@@ -184,10 +184,12 @@ impl Scan<'_> {
             let before = judged.reached;
             if judged.follows(number, &key, &entry) {
                 let lacking = self.lacking_packs(&key, &entry, bucket).await?;
-                if !lacking.is_empty() {
+                // A refused pack may be whole: the journal is not given up because of it.
+                let is_lost = |problem: &Problem| problem.kind != ProblemKind::Refused;
+                if lacking.iter().any(is_lost) {
                     judged.broken.begin(&key, before);
-                    judged.problems.extend(lacking);
                 }
+                judged.problems.extend(lacking);
             }
         }
         Ok(judged.done())
@@ -204,8 +206,8 @@ impl Scan<'_> {
         })
     }
 
-    /// Returns problems for the packs that the journal under `key` names and that are missing or
-    /// have another length. A writer at work may have sent both since the bucket was listed, so the
+    /// Returns problems for the packs that the journal under `key` names and that are missing, are
+    /// refused, or have another length. A writer at work may have sent both since the bucket was listed, so the
     /// store is asked for each pack that the list does not show.
     async fn lacking_packs(
         &self,
@@ -223,6 +225,7 @@ impl Scan<'_> {
                 Ok(found) if found.size == pack.length => continue,
                 Ok(_) => ProblemKind::Damaged,
                 Err(error) if error.is_not_found() => ProblemKind::Missing,
+                Err(error) if error.is_of_one_object() => ProblemKind::Refused,
                 Err(error) => return Err(error.into()),
             };
             let what = format!("{key} needs it, with {} bytes", pack.length);

@@ -17,7 +17,8 @@ use bkfs_store::{
 use bytes::Bytes;
 
 use crate::lists::{forget, open};
-use crate::world::{Fixture, SNAPSHOTS, bucket, class_of, wait};
+use crate::machine::{Machine, noise};
+use crate::world::{Fixture, SNAPSHOTS, bucket, class_of, objects, wait};
 
 /// Refuses to give some objects, or all, as a store does whose objects are in an archive class, or
 /// whose credentials have expired.
@@ -172,4 +173,62 @@ fn a_store_that_refuses_everything_is_no_damage() {
     let late = BTreeSet::from_iter(late.cloned());
     let report = checked(&fixture, refusing(&fixture, Some(late)));
     assert!(report.is_err(), "{}", report.expect("a report"));
+}
+
+/// A store that does not list some objects and refuses to tell of them.
+#[derive(Debug)]
+struct Hiding(Refusing);
+
+#[async_trait]
+impl Layer for Hiding {
+    fn below(&self) -> &dyn Store {
+        &self.0
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ObjectInfo>, StoreError> {
+        let keys = self.0.keys.as_ref().expect("some");
+        let mut listed = self.0.bucket.list(prefix, after, limit).await?;
+        listed.retain(|info| !keys.contains(&info.key));
+        Ok(listed)
+    }
+}
+
+/// A pack that only a journal names arrives after the listing, or is left out of it.
+#[test]
+fn a_refused_pack_that_a_journal_names_is_named_and_not_given_up() {
+    let fixture = Fixture::build(None);
+    let bucket = bucket(&fixture.objects);
+    let machine = Machine::mount(bucket.clone(), None);
+    machine.write("before", 0, noise(8, 100));
+    machine.snapshot("before");
+    let packs = |store: &MemoryStore| -> BTreeSet<String> {
+        let keys = objects(store).into_keys();
+        keys.filter(|key| matches!(class_of(key), "data" | "meta"))
+            .collect()
+    };
+    let before = packs(&bucket);
+    // More than a journal carries itself.
+    machine.write("synced-late", 0, noise(9, 3 << 20));
+    machine.fsync();
+    machine.crash();
+    let keys: BTreeSet<String> = packs(&bucket).difference(&before).cloned().collect();
+    assert!(!keys.is_empty());
+    let refusing = Refusing {
+        bucket,
+        keys: Some(keys.clone()),
+    };
+    let store: Arc<dyn Store> = Arc::new(Hiding(refusing));
+    let report = checked(&fixture, store.clone()).expect("goes on");
+    are_refused(&keys, &report);
+    let planned = wait(plan(&store, &fixture.keyring, &fixture.options()));
+    let error = planned.err().expect("nothing is given up");
+    assert!(
+        keys.iter().any(|key| error.to_string().contains(key)),
+        "{error}"
+    );
 }

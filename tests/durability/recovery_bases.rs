@@ -1,10 +1,13 @@
 //! What only the spool of a machine holds whose volume another one has taken over: kept until that
 //! machine has claimed it, whatever is collected meanwhile.
 
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 
 use bkfs::maintain::check::check;
 use bkfs::maintain::options::CheckOptions;
+use bkfs::maintain::report::{Problem, ProblemKind};
 use bkfs::root::removal::give_up;
 use bkfs::root::session::OpenSession;
 use bkfs::root::state::{RecoveryBase, SessionId};
@@ -13,14 +16,15 @@ use bkfs::tree::key::Key;
 use bkfs::volume::ROOT_INODE;
 use bkfs::volume::state::{Scope, Totals};
 use bkfs::volume::view::View;
-use bkfs_store::Store;
+use bkfs_chunker::crypto::Class;
 use bkfs_store::disk::Disk;
+use bkfs_store::{Store, StoreErrorKind};
 use bkfs_testing::disk::SimulatedDisk;
 use bkfs_testing::entropy::SeededEntropy;
-use bkfs_testing::fault::{Fault, Gate, Strike};
+use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
 
 use crate::collecting::{forget, gc, snapshot, unlink};
-use crate::host::{Bucket, Host, noise};
+use crate::host::{Bucket, Host, noise, runtime};
 
 /// Longer than what is closed may be on its way to the disk.
 const KEPT_AFTER: f64 = 3.0;
@@ -271,4 +275,37 @@ fn check_names_a_spool_that_stands_on_nothing() {
         "{:?}",
         report.problems
     );
+}
+
+/// An archive class has taken the pack that holds the commit record of the state.
+#[test]
+fn a_refused_commit_record_of_the_state_is_named_and_the_check_goes_on() {
+    let (bucket, disk) = (Bucket::new(), SimulatedDisk::new());
+    die_with_a_spool(&bucket, &disk);
+    take_over(&bucket);
+    let left = recovery_bases(&bucket).remove(0);
+    let (keyring, keys) = bucket.work(bucket.memory.clone(), async |repository| {
+        repository.load_index_to_write().await.expect("loaded");
+        let places = left
+            .records()
+            .map(|id| repository.content_store.places(&id));
+        let packs = places.flatten().map(|place| place.pack);
+        let keys: BTreeSet<String> = packs.map(|pack| pack.key(Class::MetadataPack)).collect();
+        (repository.content_store.keyring().clone(), keys)
+    });
+    assert!(!keys.is_empty(), "it lies in packs");
+    let faults = Arc::new(FaultStore::new(bucket.memory.clone()));
+    for key in &keys {
+        let refusal = Strike::with(Fault::FailBefore(StoreErrorKind::Denied));
+        faults.plan(refusal.keys(key).always());
+    }
+    let checked = check(faults, &keyring, &CheckOptions::oracle());
+    let report = runtime().block_on(checked).expect("the check goes on");
+    for key in &keys {
+        let is_named =
+            |problem: &Problem| problem.object == *key && problem.kind == ProblemKind::Refused;
+        assert!(report.problems.iter().any(is_named), "{key}: {report}");
+    }
+    let is_lost = |problem: &&Problem| problem.kind != ProblemKind::Refused;
+    assert!(report.problems.iter().find(is_lost).is_none(), "{report}");
 }

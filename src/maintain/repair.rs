@@ -31,7 +31,7 @@ use super::options::CheckOptions;
 use super::rebuild::{self, Left, Remains, Taken};
 use super::refusal::{may_be_replaced, refuse, refuse_newer_keys};
 use super::repair_plan::RepairPlan;
-use super::reread::require_lost;
+use super::reread::{require_lost, require_still_lost};
 use crate::root::ended_sessions::set_aside;
 use crate::root::error::RootError;
 use crate::root::lists::put_entries;
@@ -412,6 +412,8 @@ pub async fn execute(
             // What the lists name from then on is in live packs (rule 3), unless that was not to be
             // found out: the entries say so.
             let closed = renew.await?;
+            // Minutes may have passed since the last look.
+            require_still_lost(store, keyring, options, findings, &plan).await?;
             mend_planned(store, keyring, findings, plan, closed).await?;
             abandon::remember(options, keyring, abandoned).await;
             Ok(())

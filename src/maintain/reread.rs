@@ -35,6 +35,8 @@ struct Again<'a> {
     lists: Lists,
     findings: &'a Findings,
     plan: &'a RepairPlan,
+    /// True before anything is changed; false after the renewal of condemned packs.
+    is_first: bool,
 }
 
 /// Reads everything once more that `plan` gives up as lost: the root, lists, index objects,
@@ -53,6 +55,31 @@ pub(super) async fn require_lost(
     findings: &Findings,
     plan: &RepairPlan,
 ) -> Result<(), RootError> {
+    look_again(store, keyring, options, (findings, plan), true).await
+}
+
+/// Same, between the renewal of condemned packs and what follows it. Leaves out the journals, which
+/// were set aside before the renewal, and the lists of condemned packs, which it has replaced.
+///
+/// # Errors
+/// As [`require_lost`].
+pub(super) async fn require_still_lost(
+    store: &Arc<dyn Store>,
+    keyring: &Keyring,
+    options: &CheckOptions,
+    findings: &Findings,
+    plan: &RepairPlan,
+) -> Result<(), RootError> {
+    look_again(store, keyring, options, (findings, plan), false).await
+}
+
+async fn look_again(
+    store: &Arc<dyn Store>,
+    keyring: &Keyring,
+    options: &CheckOptions,
+    (findings, plan): (&Findings, &RepairPlan),
+    is_first: bool,
+) -> Result<(), RootError> {
     let store: Arc<dyn Store> = Arc::new(Refusals::of(store.clone()));
     let (entropy, config) = (options.entropy.clone(), &options.verifier);
     let verifier = Verifier::new(store.clone(), keyring.clone(), entropy, config)?;
@@ -66,12 +93,15 @@ pub(super) async fn require_lost(
         lists: Lists::new(store.clone(), keyring.clone()),
         findings,
         plan,
+        is_first,
     };
     again.root().await?;
     again.lists().await?;
     again.indexes().await?;
     again.unread().await?;
-    again.journals().await?;
+    if is_first {
+        again.journals().await?;
+    }
     again.forgotten().await
 }
 
@@ -109,7 +139,7 @@ impl Again<'_> {
             stays_unread(list, lists.snapshot_shards(&[*list]).await)?;
             stays_unread(list, lists.trash_shards(&[*list]).await)?;
         }
-        for condemned in &plan.renewed {
+        for condemned in plan.renewed.iter().filter(|_| self.is_first) {
             let list = condemned.list;
             stays_unread(&list, lists.pack_shards(&[list]).await)?;
         }

@@ -349,3 +349,86 @@ fn of_two_writers_of_the_quarantine_neither_loses_anything() {
     assert!(meanwhile.work.lock().is_none(), "no list was stored");
     assert_eq!(quarantined(&fixture, &store), expected);
 }
+
+/// A store that does not find an object until the root is replaced.
+#[derive(Debug)]
+struct Returning {
+    bucket: Arc<MemoryStore>,
+    key: String,
+    is_back: AtomicBool,
+}
+
+impl Returning {
+    fn find(&self, operation: Operation, key: &str) -> Result<(), StoreError> {
+        match key == self.key && !self.is_back.load(Ordering::Relaxed) {
+            true => Err(StoreError::new(
+                StoreErrorKind::NotFound,
+                operation,
+                key,
+                "not found (404)",
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Layer for Returning {
+    fn below(&self) -> &dyn Store {
+        &*self.bucket
+    }
+
+    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
+        self.find(Operation::Get, key)?;
+        self.bucket.get(key).await
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.find(Operation::GetRange, key)?;
+        self.bucket.get_range(key, range).await
+    }
+
+    async fn replace(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        expected: &Version,
+    ) -> Result<Version, StoreError> {
+        let replaced = self.bucket.replace(key, body, expected).await;
+        let is_root = key == "root" && replaced.is_ok();
+        self.is_back.fetch_or(is_root, Ordering::Relaxed);
+        replaced
+    }
+}
+
+/// The renewal of condemned packs takes minutes. A list that comes back in them is not given up.
+#[test]
+fn a_list_that_comes_back_during_the_renewal_is_not_given_up() {
+    let fixture = fixture();
+    let store = bucket(&fixture.objects);
+    let root = root_of(&fixture, &store);
+    let keys = lists(&root);
+    wait(store.delete(&keys["condemned"])).expect("deleted");
+    let shared: Arc<dyn Store> = Arc::new(Returning {
+        bucket: store.clone(),
+        key: keys["snapshots"].clone(),
+        is_back: AtomicBool::new(false),
+    });
+    let error = wait(async {
+        let options = fixture.options();
+        let planned = plan(&shared, &fixture.keyring, &options).await;
+        let (findings, plan) = planned.expect("plans");
+        execute(&shared, &fixture.keyring, &options, &findings, plan).await
+    });
+    let error = error.expect_err("it is there");
+    let is_named = matches!(
+        &error,
+        RootError::NoLongerLost { object } if *object == keys["snapshots"]
+    );
+    assert!(is_named, "{error}");
+    let now = root_of(&fixture, &store);
+    assert_eq!(now.snapshots, root.snapshots, "the list stays");
+    // What the renewal did stands, and the next repair goes on from there.
+    mend_with(&fixture, &shared, &fixture.options());
+    assert_eq!(root_of(&fixture, &store).snapshots, root.snapshots);
+}

@@ -50,7 +50,8 @@ impl Slots {
     /// - [`SlotsError::Unfinished`], [`SlotsError::Foreign`] without `gives_up`.
     /// - [`SlotsError::Ambiguous`] if one of them is absent.
     /// - [`SlotsError::Rotated`].
-    /// - [`SlotsError::Interrupted`] if some were removed before the error.
+    /// - [`SlotsError::Interrupted`] if some were removed before the error, also before
+    ///   [`SlotsError::Rotated`].
     /// - Store errors.
     pub async fn remove(
         &self,
@@ -238,7 +239,7 @@ impl Slots {
     /// # Errors
     /// [`SlotsError::Unfinished`], [`SlotsError::Foreign`]; as [`Self::add`], without its bound.
     /// [`SlotsError::Rotated`] if a rotation by the old password was made meanwhile, so that the
-    /// new slot opens nothing.
+    /// new slot opens nothing; within [`SlotsError::Interrupted`] if old slots were removed.
     pub async fn change(
         &self,
         making: Making<'_>,
@@ -323,8 +324,8 @@ impl Removal {
 
     /// Ends a removal of which nothing has to be put back.
     fn end(self, stands: Result<(), SlotsError>) -> Result<(), SlotsError> {
-        match self.failed {
-            None => stands,
+        match self.failed.or(stands.err()) {
+            None => Ok(()),
             Some(failed) if self.removed.is_empty() => Err(failed),
             Some(failed) => Err(SlotsError::Interrupted {
                 removed: self.removed,

@@ -378,11 +378,14 @@ impl<'a> Trials<'a> {
         if let Some(error) = self.contradicted.or(self.broken) {
             return error;
         }
+        let untried = self.untried + found.unread;
         if let Some(error) = own {
-            let reason = error.to_string();
+            let reason = match untried {
+                0 => error.to_string(),
+                _ => format!("{error}; {untried} other keys were not tried"),
+            };
             return RootError::OwnKeyDamaged { reason };
         }
-        let untried = self.untried + found.unread;
         if untried > 0 {
             return RootError::KeysUntried { untried };
         }
@@ -528,5 +531,25 @@ pub(super) async fn unlock(
             slot: known.name,
         }),
         None => Err(search.trials.failure(found, first.damaged)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An attacker damages the key that this machine knows, and adds keys that cost much.
+    #[test]
+    fn a_damaged_own_key_does_not_hide_keys_that_were_not_tried() {
+        let own = RootError::damaged("keys/own", "cut short");
+        let found = FoundSlots {
+            unread: 2,
+            ..FoundSlots::default()
+        };
+        let told = Trials::new(b"password").failure(found, Some(own));
+        assert!(matches!(told, RootError::OwnKeyDamaged { .. }), "{told}");
+        let told = told.to_string();
+        assert!(told.contains("keys/own"), "{told}");
+        assert!(told.contains("2 other keys were not tried"), "{told}");
     }
 }

@@ -103,6 +103,8 @@ async fn a_change_says_that_a_rotation_was_made_meanwhile() {
     add(&store, "second", "two").await;
     let (gate, faulty, through) = holding(&store, Operation::Delete, 1).await;
     let changing = slots(&through, "first", 3).await.expect("it opens");
+    let old = changing.list().iter().find(|slot| slot.is_own);
+    let old = old.expect("its own").name;
     let second = slots(&store, "second", 4).await.expect("it opens");
     let (rotation, rotating) = held(&store).await;
     let change = tokio::spawn(async move { changing.change(making("third", "three")).await });
@@ -114,7 +116,14 @@ async fn a_change_says_that_a_rotation_was_made_meanwhile() {
         .await
         .expect("no panic")
         .expect_err("it opens nothing");
-    assert!(matches!(error, SlotsError::Rotated), "{error}");
+    let SlotsError::Interrupted {
+        removed, source, ..
+    } = error
+    else {
+        panic!("{error}")
+    };
+    assert!(matches!(*source, SlotsError::Rotated), "{source}");
+    assert_eq!(removed, [old], "the error says what is gone");
     open(&store, "first").await.expect("the rotation is by it");
     assert!(open(&store, "third").await.is_err());
     // A removal reports it as well.

@@ -325,6 +325,40 @@ mod tests {
         );
     }
 
+    /// Containers of one image on one kernel share the machine id and the boot id, and all number
+    /// their processes from 1.
+    #[test]
+    fn containers_with_one_machine_id_do_not_judge_each_other() {
+        let container = |namespace| HolderInfo {
+            host: "replica".into(),
+            machine_id: "of the image".into(),
+            boot_id: "of the kernel".into(),
+            pid_namespace: namespace,
+            pid: 1,
+            process_start_ticks: 5,
+            ..HolderInfo::default()
+        };
+        let (one, other) = (container(7), container(8));
+        let seen = [
+            ProcessState::Gone,
+            ProcessState::Unknown,
+            ProcessState::Running { start_ticks: 5 },
+            ProcessState::Running { start_ticks: 6 },
+        ];
+        for seen in seen {
+            let verdict = one.judge_locally(&other, &Table(seen));
+            assert_eq!(verdict, LocalVerdict::Elsewhere, "{seen:?}");
+        }
+        assert!(!one.ran_before(&other), "the machine id proves nothing");
+        let (bare, far) = (container(7), container(8));
+        let without = |holder| HolderInfo {
+            machine_id: String::new(),
+            ..holder
+        };
+        assert_eq!(one.machine(), other.machine(), "one machine for spools");
+        assert_eq!(without(bare).machine(), without(far).machine());
+    }
+
     #[test]
     fn a_command_of_an_earlier_boot_is_dead_and_a_mount_is_watched() {
         let here = HolderInfo {

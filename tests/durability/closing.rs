@@ -6,6 +6,7 @@ use bkfs::mounting::settings::Settings;
 use bkfs::vfs::CloseMode;
 use bkfs_fuse::{AttributeChange, Create, Handle, Ino, OpenFlags, Write};
 use bkfs_store::{Operation, StoreErrorKind};
+use bkfs_testing::disk::SimulatedDisk;
 use bkfs_testing::fault::{Fault, Gate, Strike};
 
 use crate::host::{Answer, Bucket, CALLER, Host, ask, noise};
@@ -293,4 +294,41 @@ fn a_close_after_one_that_failed_is_told_as_well() {
     closed.expect("closed");
     host.crash();
     assert_eq!(bucket.host().read("file"), Some(b"kept".to_vec()));
+}
+
+/// The store answers each request, three seconds later, while an fsync stores much.
+#[test]
+fn a_close_does_not_wait_for_a_long_fsync_of_a_slow_store() {
+    let bucket = Bucket::new();
+    let host = Host::spooling(&bucket, &SimulatedDisk::new());
+    let slow = Strike::with(Fault::Delay(Duration::from_secs(3))).on_writes();
+    host.faults.plan(slow.always());
+    host.write("big", 0, noise(1, 40 << 20));
+    let volume = host.volume();
+    let fsync = host.spawn(async move { volume.fsync().await });
+    host.wait(0.5);
+    assert!(!fsync.is_finished(), "it waits for the store");
+    let small = written(&host, "small", &noise(2, 10_000));
+    let answer = close(&host, small);
+    answer.try_recv().expect("at once").expect("closed");
+    let large = written(&host, "large", &noise(3, 2 << 20));
+    let answer = close(&host, large);
+    let mut seconds = 0;
+    let closed = loop {
+        match answer.try_recv() {
+            Ok(closed) => break closed,
+            Err(_) => host.wait(1.0),
+        }
+        seconds += 1;
+    };
+    closed.expect("closed");
+    println!("close of a large file took {seconds} s");
+    assert!(seconds >= 3, "its data is in the bucket");
+    assert!(
+        seconds <= 7,
+        "two requests in a row, not those of the fsync: {seconds} s"
+    );
+    host.run(fsync).expect("no panic").expect("acknowledged");
+    host.faults.heal();
+    host.finish().expect("unmounted");
 }

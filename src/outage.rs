@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use bkfs_store::backoff::Backoff;
 use bkfs_store::{Outage, Signs};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -12,11 +13,11 @@ use tokio::time::Instant;
 /// Interval at which the store is checked while requests wait for it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// An outage is logged again after this time, and then after twice as long each time.
-const AGAIN_AFTER: Duration = Duration::from_secs(15);
-
-/// The longest time between two messages about one outage.
-const AGAIN_AFTER_MAX: Duration = Duration::from_secs(600);
+/// The times between two messages about one outage.
+const AGAIN: Backoff = Backoff {
+    first: Duration::from_secs(15),
+    longest: Duration::from_secs(600),
+};
 
 /// An outage that returns within this time has not been over.
 const WELL_AFTER: Duration = Duration::from_secs(5);
@@ -97,9 +98,10 @@ struct Talk {
 #[derive(Debug)]
 struct Told {
     since: Instant,
-    /// When the outage is logged again, and the time between the last message and that one.
+    /// The number of messages that were logged about the outage.
+    messages: u32,
+    /// When the outage is logged again.
     next: Instant,
-    pause: Duration,
     well: Option<Instant>,
 }
 
@@ -115,8 +117,8 @@ impl Talk {
             (told @ None, Some(outage)) => {
                 *told = Some(Told {
                     since: outage.since,
-                    next: now + AGAIN_AFTER,
-                    pause: AGAIN_AFTER,
+                    messages: 1,
+                    next: now + AGAIN.limit(1),
                     well: None,
                 });
                 Some(Word::Trouble(outage))
@@ -126,8 +128,8 @@ impl Talk {
                 if now < told.next {
                     return None;
                 }
-                told.pause = (told.pause * 2).min(AGAIN_AFTER_MAX);
-                told.next = now + told.pause;
+                told.messages += 1;
+                told.next = now + AGAIN.limit(told.messages);
                 outage.since = told.since.min(outage.since);
                 Some(Word::Trouble(outage))
             }

@@ -11,17 +11,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs_store::StoreError;
-use bkfs_store::entropy::{Entropy, number};
+use bkfs_store::backoff::Backoff;
+use bkfs_store::entropy::Entropy;
 use parking_lot::Mutex;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::error::ContentError;
 
-/// The first pause after a transient error. Each further pause is twice as long, up to
-/// [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// The longest pause between two attempts. The end of an outage is noticed within it.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// The pauses after transient errors. The end of an outage is noticed within the longest one.
+const BACKOFF: Backoff = Backoff {
+    first: Duration::from_millis(100),
+    longest: Duration::from_secs(10),
+};
 
 /// No pause is longer than this fraction (one fifth) of the timeout, so that it ends before the
 /// waiting callers give up.
@@ -264,24 +265,13 @@ impl StoreProgress {
     /// 1).
     pub(crate) async fn pause(&self, attempt: u32, entropy: &dyn Entropy) {
         let longest = self.timeout / PAUSES_IN_TIMEOUT;
-        tokio::time::sleep(pause(attempt, entropy).min(longest)).await;
+        tokio::time::sleep(BACKOFF.equal_jitter(attempt, entropy).min(longest)).await;
     }
-}
-
-/// Returns the pause before attempt number `attempt` (the first repetition is 1). It doubles with
-/// each attempt. Half of it is random, so that many clients do not repeat their requests at the
-/// same time.
-fn pause(attempt: u32, entropy: &dyn Entropy) -> Duration {
-    let doubled = FIRST_PAUSE.saturating_mul(1 << attempt.saturating_sub(1).min(10));
-    let full = doubled.min(LONGEST_PAUSE);
-    let part = f64::from(number(entropy)) / f64::from(u32::MAX);
-    full.mul_f64(0.5 + 0.5 * part)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bkfs_testing::entropy::SeededEntropy;
 
     #[tokio::test(start_paused = true)]
     async fn a_store_that_does_something_is_not_idle() {
@@ -345,16 +335,5 @@ mod tests {
         assert!(futures::poll!(waits.as_mut()).is_pending());
         waits.await.expect_err("in vain");
         assert_eq!(begin.elapsed().as_secs(), 310);
-    }
-
-    #[test]
-    fn pauses_grow_and_stay_bounded() {
-        let entropy = SeededEntropy::new(1);
-        for attempt in 1..100 {
-            let pause = pause(attempt, &entropy);
-            assert!(pause >= FIRST_PAUSE / 2 && pause <= LONGEST_PAUSE);
-        }
-        assert!(pause(1, &entropy) <= FIRST_PAUSE);
-        assert!(pause(50, &entropy) >= LONGEST_PAUSE / 2);
     }
 }

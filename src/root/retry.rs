@@ -4,6 +4,7 @@
 //! pause the clock. The jitter comes from the injected source of randomness.
 
 use super::error::RootError;
+use bkfs_store::backoff::Backoff;
 use bkfs_store::entropy::Entropy;
 use bkfs_store::{Operation, Store, StoreError, StoreErrorKind};
 use bytes::Bytes;
@@ -17,10 +18,8 @@ pub struct RetryPolicy {
     pub request_timeout: Duration,
     /// How long the store may make no progress before the caller gets an error (`timeout=`).
     pub stall_timeout: Duration,
-    /// Upper bound of the first random pause; it doubles with every further try.
-    pub first_pause: Duration,
-    /// Largest upper bound of a pause.
-    pub longest_pause: Duration,
+    /// The pauses between attempts.
+    pub backoff: Backoff,
     /// Conflicts with other writers that a single change survives.
     pub conflicts_max: u32,
     /// Whether a store that refuses is retried as long as a silent one: for callers with
@@ -33,8 +32,10 @@ impl Default for RetryPolicy {
         Self {
             request_timeout: Self::REQUEST_MAX,
             stall_timeout: Duration::from_secs(300),
-            first_pause: Duration::from_millis(50),
-            longest_pause: Duration::from_secs(5),
+            backoff: Backoff {
+                first: Duration::from_millis(50),
+                longest: Duration::from_secs(5),
+            },
             conflicts_max: 1000,
             bears_refusals: false,
         }
@@ -60,8 +61,11 @@ impl RetryPolicy {
         let share = (timeout / 4).max(Self::REQUEST_MIN);
         Self {
             request_timeout: share.min(timeout / 2).min(Self::REQUEST_MAX),
-            longest_pause: (timeout / PAUSES_IN_TIMEOUT).min(usual.longest_pause),
             stall_timeout: timeout,
+            backoff: Backoff {
+                longest: (timeout / PAUSES_IN_TIMEOUT).min(usual.backoff.longest),
+                ..usual.backoff
+            },
             ..usual
         }
     }
@@ -148,7 +152,7 @@ pub(crate) fn random<const N: usize>(entropy: &dyn Entropy) -> [u8; N] {
 pub(super) struct Pauses<'a> {
     policy: RetryPolicy,
     entropy: &'a dyn Entropy,
-    tries: u32,
+    failures: u32,
     deadline: Instant,
 }
 
@@ -157,7 +161,7 @@ impl<'a> Pauses<'a> {
         Self {
             policy: *policy,
             entropy,
-            tries: 0,
+            failures: 0,
             deadline: Instant::now() + policy.stall_timeout,
         }
     }
@@ -199,30 +203,19 @@ impl<'a> Pauses<'a> {
         Ok(())
     }
 
-    /// Pauses for a random time up to a bound that doubles with every call (full jitter, which
-    /// spreads contenders out).
+    /// Pauses with full jitter, which spreads contenders out.
     pub(super) async fn sleep(&mut self) {
-        let (bound, fraction) = self.next();
-        tokio::time::sleep(bound.mul_f64(fraction)).await;
+        self.failures += 1;
+        let backoff = self.policy.backoff;
+        tokio::time::sleep(backoff.full_jitter(self.failures, self.entropy)).await;
     }
 
-    /// Same, but at least half of the bound: for callers that wait for a change of the store, and
-    /// not for contenders.
+    /// Pauses with equal jitter: for callers that wait for a change of the store, and not for
+    /// contenders.
     pub(super) async fn sleep_half(&mut self) {
-        let (bound, fraction) = self.next();
-        tokio::time::sleep(bound.mul_f64(0.5 + fraction / 2.0)).await;
-    }
-
-    /// Returns the bound of the next pause, and a random fraction of it.
-    fn next(&mut self) -> (Duration, f64) {
-        let bound = self
-            .policy
-            .first_pause
-            .saturating_mul(1 << self.tries.min(16))
-            .min(self.policy.longest_pause);
-        self.tries += 1;
-        let fraction = u32::from_le_bytes(random(self.entropy));
-        (bound, f64::from(fraction) / f64::from(u32::MAX))
+        self.failures += 1;
+        let backoff = self.policy.backoff;
+        tokio::time::sleep(backoff.equal_jitter(self.failures, self.entropy)).await;
     }
 }
 

@@ -28,6 +28,7 @@ pub const PURE: &[&str] = &[
     "chunker/src/crypto",
     "chunker/src/pack",
     "chunker/src/index",
+    "chunker/store/src/backoff",
     "chunker/store/src/lock",
     "src/tree",
     "src/extents",

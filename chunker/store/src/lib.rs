@@ -4,8 +4,8 @@
 //! The remote services use the crate `object_store`, which no other crate may import. Owns also the
 //! parsing of repository URLs, the test of a store's conditional writes, the terms of locks
 //! ([`lock`]), the limits on requests and rates ([`rate_limit`]), the local disk below a spool
-//! ([`disk`]), writes that bypass the page cache ([`direct`]) and the source of randomness
-//! ([`entropy`]).
+//! ([`disk`]), writes that bypass the page cache ([`direct`]), the source of randomness
+//! ([`entropy`]) and the pauses between attempts ([`backoff`]).
 //!
 //! Does not own what objects hold, how they are named, when they are written or deleted, and what
 //! happens after an outage. A store sends a request again a few times. It never reports an unknown
@@ -23,6 +23,7 @@
 //!   nothing. Where the store cannot know that, the kind is [`StoreErrorKind::OutcomeUnknown`], and
 //!   the write may still be applied later.
 
+pub mod backoff;
 pub mod direct;
 pub mod disk;
 pub mod entropy;

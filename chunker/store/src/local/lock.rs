@@ -6,6 +6,8 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
 
+use crate::backoff::Backoff;
+
 /// The number of lock files. `put`, `replace` and `delete` take one, for one rename or removal and
 /// one flush.
 pub(super) const LOCKS: usize = 64;
@@ -13,6 +15,12 @@ pub(super) const LOCKS: usize = 64;
 /// How long a lock is waited for, counted in sleeps. A holder does one rename and one flush. A
 /// longer hold means a stopped process, or a file server that does not answer.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The pauses between two looks at a lock that another holder has.
+const BACKOFF: Backoff = Backoff {
+    first: Duration::from_micros(200),
+    longest: Duration::from_millis(10),
+};
 
 /// Returns the number of a key's lock.
 pub(super) fn lock_number(key: &str) -> usize {
@@ -59,14 +67,15 @@ pub(super) fn take_lock(locks: impl AsFd, number: usize) -> Result<Lock, LockErr
 }
 
 fn wait_for(file: &OwnedFd, waited: &mut Duration) -> Result<(), LockError> {
-    let mut pause = Duration::from_micros(200);
+    let mut failures = 0;
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(()),
             Err(Errno::WOULDBLOCK | Errno::INTR) if *waited < PATIENCE => {
+                failures += 1;
+                let pause = BACKOFF.limit(failures);
                 std::thread::sleep(pause);
                 *waited += pause;
-                pause = (pause * 2).min(Duration::from_millis(10));
             }
             Err(Errno::WOULDBLOCK | Errno::INTR) => return Err(LockError::Busy),
             Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {

@@ -11,14 +11,15 @@ use super::RemoteStore;
 use super::answer::{Fault, fault_in, meaning, meaning_without_credentials};
 use super::contact::{FIRST_CONTACT, QUIET};
 use super::departed::Departed;
+use crate::backoff::Backoff;
+use crate::entropy::SystemEntropy;
 use crate::{Operation, StoreError, StoreErrorKind};
 
-/// The first pause before a request is sent again. Each further pause is twice as long, up to
-/// [`PAUSE_MAX`].
-const PAUSE: Duration = Duration::from_millis(100);
-
-/// The longest pause before a request is sent again.
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// The pauses before a request is sent again. The longest one also limits what a server asks for.
+const BACKOFF: Backoff = Backoff {
+    first: Duration::from_millis(100),
+    longest: Duration::from_secs(5),
+};
 
 /// The most attempts at a read whose answers make no sense. A single such answer may come from a
 /// proxy in front of the store; this many come from the store itself.
@@ -52,7 +53,7 @@ impl RemoteStore {
         F: Future<Output = object_store::Result<T>>,
     {
         let start = Instant::now();
-        let mut pause = PAUSE;
+        let mut failures = 0;
         let mut senseless = 0;
         loop {
             let departed = Departed::default();
@@ -64,7 +65,10 @@ impl RemoteStore {
                 Err(error) => self.failed(operation, key, error, &departed),
             };
             senseless += u32::from(failed.is_senseless);
-            let next = jittered(pause).max(failed.wanted.min(PAUSE_MAX));
+            failures += 1;
+            // Nothing but the moment of a repeated request depends on this randomness.
+            let pause = BACKOFF.equal_jitter(failures, &SystemEntropy);
+            let next = pause.max(failed.wanted.min(BACKOFF.longest));
             let mut patience = self.retry_for;
             if failed.is_unmet && self.contact.is_hasty() {
                 patience = patience.min(FIRST_CONTACT);
@@ -90,7 +94,6 @@ impl RemoteStore {
                 "the request will be sent again"
             );
             sleep(next).await;
-            pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 
@@ -139,14 +142,4 @@ impl RemoteStore {
                 && kind != StoreErrorKind::Denied,
         }
     }
-}
-
-/// Returns a random time between half of a pause and the whole pause, so that requests that failed
-/// together are not repeated together.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "nothing but the moment of a repeated request depends on it"
-)]
-fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)
 }

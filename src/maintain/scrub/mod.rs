@@ -23,10 +23,10 @@ use std::time::Duration;
 use bkfs_chunker::catalog::PackLocation;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::verify::{PackContents, PackDamage, Verifier};
+use bkfs_store::rate_limit::Meter;
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use serde::Serialize;
-use tokio::time::Instant;
 
 use crate::clock::Clock;
 use crate::root::error::RootError;
@@ -142,19 +142,6 @@ struct Batch {
     is_partial: bool,
 }
 
-/// The rate limit of the reads.
-struct Pace {
-    rate: u64,
-    free_at: Instant,
-}
-
-impl Pace {
-    fn charge(&mut self, bytes: u64) {
-        let time = Duration::from_secs_f64(bytes as f64 / self.rate as f64);
-        self.free_at = self.free_at.max(Instant::now()) + time;
-    }
-}
-
 impl Scrubber {
     /// Verifies packs from the remembered position, without an end. Cancel safety: dropped at any
     /// moment, it leaves at most one verified pack to be verified again.
@@ -170,14 +157,11 @@ impl Scrubber {
         if let Err(error) = self.quarantine(&self.handle.current()).await {
             self.hindered(format!("what is in quarantine is not known: {error}"));
         }
-        let mut pace = Pace {
-            rate: self.rate.max(1),
-            free_at: Instant::now(),
-        };
+        let rate = Meter::new(Some(self.rate.max(1)));
         loop {
             self.show(&position);
             tokio::time::sleep(self.rest(&position)).await;
-            match self.go_on(&mut position, &mut pace).await {
+            match self.go_on(&mut position, &rate).await {
                 Ok(true) => {}
                 Ok(false) => self.end_round(&mut position).await,
                 Err(error) => {
@@ -280,9 +264,9 @@ impl Scrubber {
 
     /// Verifies the next packs on the newest root. Returns false if no packs follow. If a collector
     /// deleted something meanwhile, the next call goes on with its root.
-    async fn go_on(&self, position: &mut Position, pace: &mut Pace) -> Result<bool, RootError> {
+    async fn go_on(&self, position: &mut Position, rate: &Meter) -> Result<bool, RootError> {
         let view = self.handle.refresh().await?;
-        match self.batch(&view, position, pace).await {
+        match self.batch(&view, position, rate).await {
             Err(error) => self.handle.moved_on(&view, error).await.map(|_| true),
             done => done,
         }
@@ -292,18 +276,18 @@ impl Scrubber {
         &self,
         view: &RootView,
         position: &mut Position,
-        pace: &mut Pace,
+        rate: &Meter,
     ) -> Result<bool, RootError> {
         let quarantine = self.quarantine(view).await?;
-        let batch = self.next_packs(view, position.after, pace).await?;
+        let batch = self.next_packs(view, position.after, rate).await?;
         self.facts.lock().total_bytes = batch.total_bytes;
         match batch.broken.first() {
             Some(why) => self.hindered(format!("{why}: bkfs check --repair rebuilds it")),
             None => self.facts.lock().error = None,
         }
         for pack in batch.packs.values() {
-            self.wait(pace).await;
-            let found = self.verify(pack, pace).await?;
+            self.wait(rate).await;
+            let found = self.verify(pack, rate).await?;
             position.after = Some(pack.name());
             position.bytes += pack.bytes();
             self.facts.lock().verified_bytes += pack.bytes();
@@ -319,8 +303,8 @@ impl Scrubber {
     }
 
     /// Waits until the rate allows more and others are not busy.
-    async fn wait(&self, pace: &mut Pace) {
-        tokio::time::sleep_until(pace.free_at).await;
+    async fn wait(&self, rate: &Meter) {
+        rate.pass(0, || ()).await;
         let mut before = self.surroundings.traffic_bytes();
         for _ in 0..BUSY_MAX {
             tokio::time::sleep(GLANCE).await;
@@ -338,11 +322,11 @@ impl Scrubber {
         &self,
         view: &RootView,
         after: Option<PackName>,
-        pace: &mut Pace,
+        rate: &Meter,
     ) -> Result<Batch, RootError> {
         let mut batch = Batch::default();
         let mut total_bytes = 0;
-        let broken = self.live_packs(view, pace, |pack| {
+        let broken = self.live_packs(view, rate, |pack| {
             total_bytes += pack.bytes();
             if after.is_none_or(|after| pack.name() > after) {
                 batch.add(pack);
@@ -358,14 +342,14 @@ impl Scrubber {
     async fn live_packs(
         &self,
         view: &RootView,
-        pace: &mut Pace,
+        rate: &Meter,
         mut each: impl FnMut(PackContents),
     ) -> Result<Vec<String>, RootError> {
         let condemned = self.lists.condemned(&view.root).await?;
         let mut broken = Vec::new();
         for index in &view.root.index {
             let read = self.verifier.index(*index).await;
-            pace.charge(index.bytes);
+            rate.passed(index.bytes);
             match read {
                 Ok(packs) => packs
                     .into_iter()
@@ -386,30 +370,30 @@ impl Scrubber {
     async fn verify(
         &self,
         pack: &PackContents,
-        pace: &mut Pace,
+        rate: &Meter,
     ) -> Result<Vec<PackDamage>, RootError> {
         let walked = self.verifier.walk(pack, &mut |_| ()).await?;
-        pace.charge(pack.bytes());
+        rate.passed(pack.bytes());
         if walked.damage.is_empty() {
             return Ok(Vec::new());
         }
-        if !self.is_live(pack, pace).await? {
+        if !self.is_live(pack, rate).await? {
             return Ok(Vec::new());
         }
         let again = self.verifier.walk(pack, &mut |_| ()).await?;
-        pace.charge(pack.bytes());
-        match again.damage.is_empty() || self.is_live(pack, pace).await? {
+        rate.passed(pack.bytes());
+        match again.damage.is_empty() || self.is_live(pack, rate).await? {
             true => Ok(again.damage),
             false => Ok(Vec::new()),
         }
     }
 
     /// Returns true if the newest root still names the pack as live.
-    async fn is_live(&self, pack: &PackContents, pace: &mut Pace) -> Result<bool, RootError> {
+    async fn is_live(&self, pack: &PackContents, rate: &Meter) -> Result<bool, RootError> {
         let view = self.handle.refresh().await?;
         let mut is_there = false;
         let look = |held: PackContents| is_there |= held.name() == pack.name();
-        self.live_packs(&view, pace, look).await?;
+        self.live_packs(&view, rate, look).await?;
         Ok(is_there)
     }
 

@@ -16,13 +16,13 @@ use super::error::RootError;
 use super::gap::Gap;
 use super::handle::RootHandle;
 use super::journal::{JournalEntry, prefix};
-use super::listing::{JournalListing, PAGE_KEYS, journal_key, journal_number};
-use super::retry;
+use super::listing::{JournalListing, journal_key, journal_number};
+use super::patient_reads::PatientReads;
 use super::sent::Sent;
 use super::state::{Root, Session, SessionId};
 use super::view::RootView;
 use bkfs_chunker::crypto::{Class, Keyring};
-use bkfs_store::{Operation, Store, StoreError, StoreErrorKind};
+use bkfs_store::{Operation, Store, StoreErrorKind};
 use bytes::Bytes;
 use futures::future::join_all;
 use parking_lot::Mutex;
@@ -364,39 +364,12 @@ async fn find(
     owner: &Owner<'_>,
     known: &Known,
 ) -> Result<(BTreeMap<u64, JournalEntry>, Vec<String>), RootError> {
-    let listed = list(handle, owner).await?;
+    let store = PatientReads::of(handle);
+    let listed = JournalListing::read(&store, owner.prefix(), owner.first()).await?;
     let found = owner
         .search(&listed.uncovered, |key| read(handle, key, known))
         .await?;
     Ok((found, listed.covered))
-}
-
-/// Sends a read request again while the store does not answer.
-async fn patiently<T, R>(
-    handle: &RootHandle,
-    operation: Operation,
-    key: &str,
-    request: impl Fn() -> R,
-) -> Result<T, RootError>
-where
-    R: Future<Output = Result<T, StoreError>>,
-{
-    let (policy, entropy) = (handle.policy(), &**handle.entropy());
-    Ok(retry::patiently(&policy, entropy, operation, key, request).await?)
-}
-
-async fn list(handle: &RootHandle, owner: &Owner<'_>) -> Result<JournalListing, RootError> {
-    let mut found = JournalListing::new(owner.prefix(), owner.first());
-    loop {
-        let after = found.after();
-        let page = patiently(handle, Operation::List, owner.prefix(), || {
-            handle.store().list(owner.prefix(), after, PAGE_KEYS)
-        });
-        let page = page.await?;
-        if !found.take(page)? {
-            return Ok(found);
-        }
-    }
 }
 
 /// Returns a journal; none if it is absent.
@@ -409,10 +382,9 @@ async fn read(
     if entry.is_some() {
         return Ok(entry);
     }
-    let object = patiently(handle, Operation::Get, &key, || handle.store().get(&key)).await;
-    let object = match object {
+    let object = match PatientReads::of(handle).get(&key).await {
         // The writer deletes journals that a commit covers, and may do so late.
-        Err(RootError::Store(error)) if error.is_not_found() => return Ok(None),
+        Err(error) if error.is_not_found() => return Ok(None),
         object => object?.0,
     };
     Ok(Some(open(handle, &key, &object)?))

@@ -1,7 +1,7 @@
-//! Lists of keys of a bucket, to their ends.
+//! Lists of keys of a bucket, page by page, to their ends.
 //!
-//! Owns the bounds: a hostile store could send new keys on each page without end, and fill the
-//! memory.
+//! Owns the one loop over pages of [`Store::list`], and the bounds: a hostile store could send new
+//! keys on each page without end, and fill the memory.
 
 use std::collections::BTreeMap;
 
@@ -26,6 +26,55 @@ const ENTRY_BYTES: usize = 80;
 /// writer commits long before it has sent so many. Covered journals stay where the store permits
 /// no deletion, without limit.
 pub const JOURNALS_MAX: usize = 1_000_000;
+
+/// The list of the keys with one prefix, page by page.
+#[derive(Debug)]
+pub(super) struct Pages<'a> {
+    prefix: &'a str,
+    /// The key behind which the next page begins.
+    after: Option<String>,
+    is_over: bool,
+}
+
+impl<'a> Pages<'a> {
+    /// Begins the list of the keys that begin with `prefix`.
+    pub(super) fn new(prefix: &'a str) -> Self {
+        Self {
+            prefix,
+            after: None,
+            is_over: false,
+        }
+    }
+
+    /// Whether no page follows.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Returns the next page of at most [`PAGE_KEYS`] keys; none behind the last page. After an
+    /// error, or if the future is dropped, the next call returns the same page.
+    ///
+    /// # Errors
+    /// Store errors.
+    pub(super) async fn next(
+        &mut self,
+        store: &dyn Store,
+    ) -> Result<Option<Vec<ObjectInfo>>, StoreError> {
+        if self.is_over {
+            return Ok(None);
+        }
+        let after = self.after.as_deref();
+        let page = store.list(self.prefix, after, PAGE_KEYS).await?;
+        self.is_over = page.len() < PAGE_KEYS;
+        self.after = page.last().map(|info| info.key.clone());
+        Ok(Some(page))
+    }
+
+    /// Passes over the keys up to `key`, and `key` itself.
+    fn skip_to(&mut self, key: String) {
+        self.after = self.after.take().max(Some(key));
+    }
+}
 
 /// Bounds of a list of a bucket.
 #[derive(Clone, Copy)]
@@ -52,12 +101,9 @@ async fn at_most(
     most: Most,
 ) -> Result<BTreeMap<String, u64>, StoreError> {
     let mut found = BTreeMap::new();
-    let mut after: Option<String> = None;
+    let mut pages = Pages::new(prefix);
     let mut memory = 0;
-    loop {
-        let page = store.list(prefix, after.as_deref(), PAGE_KEYS).await?;
-        let is_last = page.len() < PAGE_KEYS;
-        after = page.last().map(|info| info.key.clone());
+    while let Some(page) = pages.next(store).await? {
         memory += page
             .iter()
             .map(|info| info.key.len() + ENTRY_BYTES)
@@ -70,10 +116,8 @@ async fn at_most(
             let bound = format!("{} bytes of memory for its keys", most.memory);
             return Err(endless(prefix, bound));
         }
-        if is_last {
-            return Ok(found);
-        }
     }
+    Ok(found)
 }
 
 /// Returns the refusal of a list of more than a bucket can hold.
@@ -97,19 +141,9 @@ pub(super) fn journal_number(prefix: &str, key: &str) -> Option<u64> {
     (key == journal_key(prefix, number)).then_some(number)
 }
 
-/// The journals of one session, as a list of the bucket shows them page by page.
-///
-/// The list begins with one page of the covered journals, and goes on behind the last covered one.
-/// Keys that are of no journal are passed over.
-#[derive(Debug)]
+/// The journals of one session, as a list of the bucket shows them.
+#[derive(Debug, Default)]
 pub(super) struct JournalListing {
-    prefix: String,
-    /// The number of the first journal that no commit covers.
-    first: u64,
-    /// The key behind which the next page begins.
-    after: Option<String>,
-    /// The number of keys that were of no journal.
-    passed: usize,
     /// The keys of journals that no commit covers.
     pub(super) uncovered: Vec<String>,
     /// The keys of covered journals, one page at the most.
@@ -117,56 +151,52 @@ pub(super) struct JournalListing {
 }
 
 impl JournalListing {
-    /// Begins the list of the session whose journals have this prefix. Journals with numbers below
-    /// `first` are covered.
-    pub(super) fn new(prefix: &str, first: u64) -> Self {
-        Self {
-            prefix: prefix.to_owned(),
-            first,
-            after: None,
-            passed: 0,
-            uncovered: Vec::new(),
-            covered: Vec::new(),
-        }
-    }
-
-    /// Returns the key behind which the next page begins; none for the first page.
-    pub(super) fn after(&self) -> Option<&str> {
-        self.after.as_deref()
-    }
-
-    /// Takes in the page of [`PAGE_KEYS`] keys behind [`Self::after`]. Returns whether the list
-    /// goes on.
+    /// Lists the journals of the session whose journals have this prefix. Journals with numbers
+    /// below `first` are covered: the list begins with one page of them, and goes on behind the
+    /// last one. Keys that are of no journal are passed over.
     ///
     /// # Errors
-    /// `Invalid` beyond [`JOURNALS_MAX`] uncovered journals, or [`KEYS_MAX`] other keys.
-    pub(super) fn take(&mut self, page: Vec<ObjectInfo>) -> Result<bool, StoreError> {
-        self.take_at_most(page, JOURNALS_MAX)
+    /// `Invalid` beyond [`JOURNALS_MAX`] uncovered journals, or [`KEYS_MAX`] other keys. Store
+    /// errors.
+    pub(super) async fn read(
+        store: &dyn Store,
+        prefix: &str,
+        first: u64,
+    ) -> Result<Self, StoreError> {
+        Self::read_at_most(store, prefix, first, JOURNALS_MAX).await
     }
 
-    fn take_at_most(&mut self, page: Vec<ObjectInfo>, most: usize) -> Result<bool, StoreError> {
-        let is_last = page.len() < PAGE_KEYS;
-        let last = page.last().map(|info| info.key.clone());
-        for info in page {
-            match journal_number(&self.prefix, &info.key) {
-                Some(number) if number >= self.first => self.uncovered.push(info.key),
-                Some(_) if self.covered.len() < PAGE_KEYS => self.covered.push(info.key),
-                Some(_) => {}
-                None => self.passed += 1,
+    async fn read_at_most(
+        store: &dyn Store,
+        prefix: &str,
+        first: u64,
+        most: usize,
+    ) -> Result<Self, StoreError> {
+        let mut found = Self::default();
+        let mut pages = Pages::new(prefix);
+        let mut passed = 0;
+        while let Some(page) = pages.next(store).await? {
+            for info in page {
+                match journal_number(prefix, &info.key) {
+                    Some(number) if number >= first => found.uncovered.push(info.key),
+                    Some(_) if found.covered.len() < PAGE_KEYS => found.covered.push(info.key),
+                    Some(_) => {}
+                    None => passed += 1,
+                }
+            }
+            if found.uncovered.len() > most {
+                let bound = format!("{most} journals that no commit covers");
+                return Err(endless(prefix, bound));
+            }
+            if passed > KEYS_MAX {
+                let bound = format!("{KEYS_MAX} objects that are no journals");
+                return Err(endless(prefix, bound));
+            }
+            if let Some(covered) = first.checked_sub(1) {
+                pages.skip_to(journal_key(prefix, covered));
             }
         }
-        if self.uncovered.len() > most {
-            let bound = format!("{most} journals that no commit covers");
-            return Err(endless(&self.prefix, bound));
-        }
-        if self.passed > KEYS_MAX {
-            let bound = format!("{KEYS_MAX} objects that are no journals");
-            return Err(endless(&self.prefix, bound));
-        }
-        let covered = self.first.checked_sub(1);
-        let covered = covered.map(|number| journal_key(&self.prefix, number));
-        self.after = last.max(covered);
-        Ok(!is_last)
+        Ok(found)
     }
 }
 
@@ -257,20 +287,27 @@ mod tests {
 
     const PREFIX: &str = "journal/00000000000000ff/0123456789abcdef/";
 
-    /// Lists to the end. Returns what was found, and the number of pages.
-    async fn journals(
-        store: &MemoryStore,
-        first: u64,
-        most: usize,
-    ) -> Result<(JournalListing, u32), StoreError> {
-        let mut found = JournalListing::new(PREFIX, first);
-        let mut pages = 0;
-        loop {
-            pages += 1;
-            let page = store.list(PREFIX, found.after(), PAGE_KEYS).await?;
-            if !found.take_at_most(page, most)? {
-                return Ok((found, pages));
-            }
+    /// Counts the pages that are listed.
+    #[derive(Debug, Default)]
+    struct Counted {
+        below: MemoryStore,
+        pages: AtomicU64,
+    }
+
+    #[async_trait]
+    impl Layer for Counted {
+        fn below(&self) -> &dyn Store {
+            &self.below
+        }
+
+        async fn list(
+            &self,
+            prefix: &str,
+            after: Option<&str>,
+            limit: usize,
+        ) -> Result<Vec<ObjectInfo>, StoreError> {
+            self.pages.fetch_add(1, Ordering::Relaxed);
+            self.below.list(prefix, after, limit).await
         }
     }
 
@@ -280,19 +317,22 @@ mod tests {
 
     #[tokio::test]
     async fn covered_journals_and_other_keys_do_not_count() {
-        let store = MemoryStore::new();
+        let store = Counted::default();
         for number in 1..=5_003 {
-            put(&store, &journal_key(PREFIX, number)).await;
+            put(&store.below, &journal_key(PREFIX, number)).await;
         }
         for number in 0..50 {
-            put(&store, &format!("{PREFIX}{:016x}-other", 5_000 + number)).await;
+            let key = format!("{PREFIX}{:016x}-other", 5_000 + number);
+            put(&store.below, &key).await;
         }
-        let (found, pages) = journals(&store, 5_001, 3).await.expect("it ends");
+        let journals = |most| JournalListing::read_at_most(&store, PREFIX, 5_001, most);
+        let found = journals(3).await.expect("it ends");
         let open = (5_001..=5_003).map(|number| journal_key(PREFIX, number));
         assert_eq!(found.uncovered, open.collect::<Vec<_>>());
         assert_eq!(found.covered.len(), PAGE_KEYS);
+        let pages = store.pages.load(Ordering::Relaxed);
         assert_eq!(pages, 2, "covered journals are listed");
-        let refused = journals(&store, 5_001, 2).await.expect_err("too many");
+        let refused = journals(2).await.expect_err("too many");
         assert_eq!(refused.kind(), StoreErrorKind::Invalid);
     }
 
@@ -302,7 +342,8 @@ mod tests {
         for number in 1..=2_500 {
             put(&store, &journal_key(PREFIX, number)).await;
         }
-        let (found, _) = journals(&store, 1, 2_500).await.expect("it ends");
+        let found = JournalListing::read_at_most(&store, PREFIX, 1, 2_500).await;
+        let found = found.expect("it ends");
         assert_eq!(found.uncovered.len(), 2_500);
         assert_eq!(found.covered.len(), 0);
     }

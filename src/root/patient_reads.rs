@@ -24,6 +24,16 @@ pub(super) struct PatientReads {
 }
 
 impl PatientReads {
+    /// Returns the store of `handle`, under its policy.
+    pub(super) fn of(handle: &RootHandle) -> Self {
+        Self {
+            store: handle.store().clone(),
+            policy: handle.policy(),
+            handle: Some(handle.clone()),
+            entropy: handle.entropy().clone(),
+        }
+    }
+
     async fn ask<T, R>(
         &self,
         operation: Operation,

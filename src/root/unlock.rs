@@ -21,6 +21,7 @@
 use super::choice::{KeyChoice, KnownSlot};
 use super::error::{RootError, of_slot, unopenable};
 use super::force::{Force, RootHeader, changed_epoch, no_such_epoch, root_header};
+use super::listing::Pages;
 use bkfs_chunker::crypto::{
     Config, Header, Keyring, OpenError, RepositoryId, Slot, SlotCost, SlotError, SlotName,
     Statement, Unwrapped,
@@ -35,9 +36,6 @@ pub(super) const WORK_MAX: u64 = 2 * SlotCost::WORK_MAX;
 
 /// Most keys below `keys/` that are listed.
 const LISTED_MAX: usize = 65_536;
-
-/// Keys per list request.
-const PAGE_KEYS: usize = 1000;
 
 /// Most bytes of slots that are read, the smallest objects first. A usual slot has 450 bytes.
 const READ_BYTES_MAX: u64 = 16 * 1024 * 1024;
@@ -231,13 +229,10 @@ async fn candidates(
     found: &mut FoundSlots,
 ) -> Result<Vec<ObjectInfo>, RootError> {
     let mut candidates = Vec::new();
-    let mut after: Option<String> = None;
+    let mut pages = Pages::new(SlotName::PREFIX);
     let mut listed = 0;
-    loop {
-        let page = (store.list(SlotName::PREFIX, after.as_deref(), PAGE_KEYS)).await?;
-        let is_last = page.len() < PAGE_KEYS;
+    while let Some(page) = pages.next(store).await? {
         listed += page.len();
-        after = page.last().map(|info| info.key.clone());
         for info in page {
             if SlotName::from_key(&info.key).is_none() {
                 if found.strays.len() < STRAYS_MAX {
@@ -250,10 +245,7 @@ async fn candidates(
                 false => found.damaged = Some(unopenable(&info.key, NO_SLOT)),
             }
         }
-        if is_last {
-            break;
-        }
-        if listed >= LISTED_MAX {
+        if listed >= LISTED_MAX && !pages.is_over() {
             tracing::warn!(
                 "more than {LISTED_MAX} objects lie below keys/: the others are not looked at"
             );

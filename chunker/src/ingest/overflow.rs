@@ -41,7 +41,7 @@ pub(super) struct Overflow {
     pub(super) flight: ByteGate,
     /// Bounds the packs that are read back from the spool, in bytes.
     pub(super) read_back: ByteGate,
-    demand: watch::Sender<Demand>,
+    demand: Arc<watch::Sender<Demand>>,
     /// Packs in the spool that no root names yet.
     kept: Mutex<HashMap<PackName, Kept>>,
 }
@@ -54,9 +54,9 @@ struct Kept {
     end: u64,
 }
 
-/// The reasons to put packs into the spool.
+/// The callers that wait for memory, and the reasons to put packs into the spool.
 #[derive(Debug, Default)]
-struct Demand {
+pub(super) struct Demand {
     /// Number of callers that wait for memory.
     waiting: usize,
     /// True from the moment that a caller has waited for [`PATIENCE`] until neither a pack in the
@@ -66,40 +66,57 @@ struct Demand {
     frontier: u64,
 }
 
+/// A caller that waits for memory, while this is held.
+#[derive(Debug)]
+pub(super) struct Waiter<'a>(&'a watch::Sender<Demand>);
+
+impl<'a> Waiter<'a> {
+    pub(super) fn new(demand: &'a watch::Sender<Demand>) -> Self {
+        demand.send_modify(|demand| demand.waiting += 1);
+        Self(demand)
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|demand| demand.waiting -= 1);
+    }
+}
+
 impl Demand {
+    /// Whether any caller waits for memory.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.waiting > 0
+    }
+
     fn wants(&self, first_frame: u64, is_sent: bool) -> bool {
-        first_frame < self.frontier || (self.is_pressed && self.waiting > 0 && !is_sent)
+        first_frame < self.frontier || (self.is_pressed && self.is_awaited() && !is_sent)
     }
 }
 
 impl Overflow {
-    /// Divides a write budget of `budget_bytes` bytes. Returns also the part that is left for
-    /// accepted data, in bytes.
-    pub(super) fn new(spool: Arc<Spool>, budget_bytes: u64) -> (Self, u64) {
+    /// Divides a write budget of `budget_bytes` bytes, for which the callers in `demand` wait.
+    /// Returns also the part that is left for accepted data, in bytes.
+    pub(super) fn new(
+        spool: Arc<Spool>,
+        budget_bytes: u64,
+        demand: Arc<watch::Sender<Demand>>,
+    ) -> (Self, u64) {
         let read_back = budget_bytes / READ_BACK_SHARE;
         let accepted = budget_bytes - read_back;
         let overflow = Self {
             spool,
             flight: ByteGate::new(accepted / FLIGHT_SHARE),
             read_back: ByteGate::new(read_back),
-            demand: watch::Sender::new(Demand::default()),
+            demand,
             kept: Mutex::default(),
         };
         (overflow, accepted)
     }
 
-    /// Counts the caller as waiting for memory for as long as the future is held, and requests the
-    /// use of the spool after [`PATIENCE`]. Never completes.
+    /// Requests the use of the spool if a [`Waiter`] holds this future for [`PATIENCE`]. Never
+    /// completes.
     pub(super) async fn press(&self) {
-        struct Waiter<'a>(&'a Overflow);
-        impl Drop for Waiter<'_> {
-            fn drop(&mut self) {
-                let demand = &self.0.demand;
-                demand.send_modify(|demand| demand.waiting -= 1);
-            }
-        }
-        self.demand.send_modify(|demand| demand.waiting += 1);
-        let _waiter = Waiter(self);
         tokio::time::sleep(PATIENCE).await;
         self.demand.send_modify(|demand| demand.is_pressed = true);
         std::future::pending().await
@@ -157,7 +174,7 @@ impl Overflow {
     pub(super) fn usage(&self) -> SpoolUsage {
         let usage = self.spool.usage();
         self.demand.send_if_modified(|demand| {
-            if usage.waiting_files == 0 && demand.waiting == 0 {
+            if usage.waiting_files == 0 && !demand.is_awaited() {
                 demand.is_pressed = false;
             }
             // No task waits for the end of the pressure, so none is notified.

@@ -7,8 +7,8 @@
 //! spool (upload), nor the state of the session.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::overflow::Waiter;
 use super::session::Session;
 use crate::codec::Balance;
 use crate::crypto::{Class, Features};
@@ -34,7 +34,7 @@ impl Session {
         let reservation = match self.gate.try_reserve(bytes) {
             Some(reservation) => reservation,
             None => {
-                let waiter = Waiter::new(&self.waiting);
+                let waiter = Waiter::new(&self.demand);
                 self.make_room();
                 let granted = self.shared.link.progress.watch(async {
                     tokio::select! {
@@ -66,7 +66,7 @@ impl Session {
     /// If callers wait for the write budget and nothing in flight would free it, sends the data
     /// that rests in open packs.
     fn make_room(self: &Arc<Self>) {
-        if self.waiting.load(Ordering::SeqCst) == 0 {
+        if !self.demand.borrow().is_awaited() {
             return;
         }
         let is_moving = {
@@ -217,21 +217,5 @@ impl Session {
         self.beat();
         self.make_room();
         Ok(())
-    }
-}
-
-/// Counts a caller that waits for the write budget.
-struct Waiter<'a>(&'a AtomicUsize);
-
-impl<'a> Waiter<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::SeqCst);
-        Self(count)
-    }
-}
-
-impl Drop for Waiter<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }

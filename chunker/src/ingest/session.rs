@@ -8,14 +8,13 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
 use futures::FutureExt;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::frame_queue::Backlog;
-use super::overflow::Overflow;
+use super::overflow::{Demand, Overflow};
 use crate::crypto::Class;
 use crate::error::ContentError;
 use crate::gate::ByteGate;
@@ -37,8 +36,8 @@ pub(super) struct Session {
     pub(super) gate: ByteGate,
     /// The spool and the state of its use, if the session has one.
     pub(super) overflow: Option<Overflow>,
-    /// Number of callers that wait for the write budget.
-    pub(super) waiting: AtomicUsize,
+    /// The callers that wait for the write budget. The spool acts on them.
+    pub(super) demand: Arc<watch::Sender<Demand>>,
     pub(super) backlog: Backlog,
     pulse: watch::Sender<Pulse>,
 }
@@ -53,10 +52,11 @@ struct Pulse {
 impl Session {
     pub(super) fn new(shared: Arc<Runtime>, session: u64, spool: Option<Arc<Spool>>) -> Arc<Self> {
         let budget = shared.config.memory.write_bytes;
+        let demand = Arc::new(watch::Sender::new(Demand::default()));
         let (overflow, budget) = match spool {
             None => (None, budget),
             Some(spool) => {
-                let (overflow, left) = Overflow::new(spool, budget);
+                let (overflow, left) = Overflow::new(spool, budget, Arc::clone(&demand));
                 (Some(overflow), left)
             }
         };
@@ -67,7 +67,7 @@ impl Session {
             pending_index: Arc::new(Mutex::new(PendingIndex::new(session, target))),
             gate: ByteGate::new(budget),
             overflow,
-            waiting: AtomicUsize::new(0),
+            demand,
             backlog,
             pulse: watch::Sender::new(Pulse::default()),
         })

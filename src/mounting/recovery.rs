@@ -115,7 +115,7 @@ pub(super) async fn recover(
     writing: &Writing,
     accepts_loss: bool,
 ) -> Result<Rescued, RecoveryError> {
-    let SpooledJournals { whole, damaged } = journals(left).await?;
+    let JournalObjects { whole, damaged } = journals(left).await?;
     let accepts_loss = accepts_loss && is_of_volume(left, writing, &whole)?;
     let last = whole.last().map_or("", |(key, _)| key.as_str());
     let damage = |(_, path): &(String, String)| RecoveryError::Damaged { path: path.clone() };
@@ -292,15 +292,15 @@ where
     }
 }
 
-/// The journals in a spool, in order.
-struct SpooledJournals {
+/// The objects of the journals that are kept in a spool, in order.
+struct JournalObjects {
     /// Key and bytes.
     whole: Vec<(String, bytes::Bytes)>,
     /// Key and file of the others.
     damaged: Vec<(String, String)>,
 }
 
-async fn journals(left: &Leftover) -> Result<SpooledJournals, SpoolError> {
+async fn journals(left: &Leftover) -> Result<JournalObjects, SpoolError> {
     let (mut whole, mut damaged) = (Vec::new(), Vec::new());
     for object in left.objects() {
         if object.key.starts_with("journal/") {
@@ -315,7 +315,7 @@ async fn journals(left: &Leftover) -> Result<SpooledJournals, SpoolError> {
     whole.dedup();
     damaged.sort();
     damaged.retain(|(key, _)| whole.iter().all(|(other, _)| other != key));
-    Ok(SpooledJournals { whole, damaged })
+    Ok(JournalObjects { whole, damaged })
 }
 
 /// One recovery under way.

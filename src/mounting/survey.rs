@@ -23,7 +23,7 @@ use futures::{StreamExt, TryStreamExt};
 use crate::mounting::error::SpoolingError;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
-use crate::root::kept::{Covered, KeptJournal, journal_number};
+use crate::root::kept::{Covered, JournalSummary, journal_number};
 
 /// Packs read at the same time, each in memory as a whole.
 const READ_AT_ONCE: usize = 4;
@@ -114,14 +114,14 @@ impl fmt::Display for Damage {
     }
 }
 
-/// A journal of the spool.
-struct SpooledJournal<'a> {
+/// A journal that is kept in the spool.
+struct KeptJournal<'a> {
     object: &'a LeftObject,
     /// What it says, or why it cannot be read.
-    read: Result<KeptJournal, String>,
+    read: Result<JournalSummary, String>,
 }
 
-impl SpooledJournal<'_> {
+impl KeptJournal<'_> {
     fn path(&self) -> String {
         self.object.path().display().to_string()
     }
@@ -164,8 +164,8 @@ async fn read_journals<'a>(
     named: &'a [LeftObject],
     handle: &RootHandle,
     progress: &SurveyProgress,
-) -> Result<BTreeMap<u64, SpooledJournal<'a>>, SpoolError> {
-    let mut found: BTreeMap<u64, SpooledJournal<'a>> = BTreeMap::new();
+) -> Result<BTreeMap<u64, KeptJournal<'a>>, SpoolError> {
+    let mut found: BTreeMap<u64, KeptJournal<'a>> = BTreeMap::new();
     for object in named {
         let Some(number) = journal_number(&object.key) else {
             continue;
@@ -180,7 +180,7 @@ async fn read_journals<'a>(
         progress.add(object);
         let is_better = found.get(&number).is_none_or(|other| other.read.is_err());
         if is_better {
-            found.insert(number, SpooledJournal { object, read });
+            found.insert(number, KeptJournal { object, read });
         }
     }
     Ok(found)
@@ -214,7 +214,7 @@ struct Judge<'a, 'b> {
     named: &'a [LeftObject],
     handle: &'b RootHandle,
     covered: Covered,
-    journals: BTreeMap<u64, SpooledJournal<'a>>,
+    journals: BTreeMap<u64, KeptJournal<'a>>,
     /// Whole files that are no journals, by key.
     whole: HashMap<&'a str, &'a LeftObject>,
 }
@@ -251,7 +251,7 @@ impl<'a> Judge<'a, '_> {
     async fn unreadable(
         &self,
         number: u64,
-        journal: &SpooledJournal<'_>,
+        journal: &KeptJournal<'_>,
     ) -> Result<Option<Damage>, RootError> {
         let mut later = self.journals.range(number..).filter_map(|(_, journal)| {
             let read = journal.read.as_ref();
@@ -275,7 +275,7 @@ impl<'a> Judge<'a, '_> {
         &self,
         number: u64,
         before: Option<u64>,
-        journal: &SpooledJournal<'_>,
+        journal: &KeptJournal<'_>,
     ) -> Result<Option<String>, RootError> {
         let first = journal.read.as_ref().map_or(0, |read| read.first);
         let after = self.covered.journal.max(before.unwrap_or(0));
@@ -319,7 +319,7 @@ impl<'a> Judge<'a, '_> {
         Ok(absent.into_iter().flatten().collect())
     }
 
-    fn lost_pack(&self, key: String, journal: &SpooledJournal<'_>) -> Damage {
+    fn lost_pack(&self, key: String, journal: &KeptJournal<'_>) -> Damage {
         let mut objects = self.named.iter();
         let file = objects.find(|object| object.key == key);
         Damage::Pack {

@@ -10,6 +10,13 @@
 //! is unknown, the identical bytes are sent again, before any later journal. Other bytes under a
 //! number of this session mean that another machine has its identity.
 //!
+//! The words, in every room:
+//!
+//! - *journal*: the object, in the bucket or in a spool; *entry*: its payload;
+//! - *settled*: the entry has its number and its final bytes ([`JournalWriter`]);
+//! - *kept*: the journal is in the spool; *sent*: a request for the bucket began;
+//! - *landed*: the journal is in the bucket; *covered*: a commit holds its operations.
+//!
 //! A journal is never replaced to raise the base epoch (rule 4). What is condemned and still
 //! referred to is stored again, and the base rises only once a commit has made the copy live
 //! (`mounting::base`). The names of foreign packs in a journal are hints: a new holder that replays

@@ -15,7 +15,7 @@ use super::state::Session;
 
 /// A journal without its operations: the fields that a replay needs first.
 #[derive(Clone, Debug)]
-pub struct KeptJournal {
+pub struct JournalSummary {
     /// The first operation in it.
     pub first: u64,
     /// The last operation in it, inclusive.
@@ -54,9 +54,9 @@ impl RootHandle {
     ///
     /// # Errors
     /// [`RootError::Unopenable`] or [`RootError::Damaged`] if it is no journal of this repository.
-    pub fn read_kept(&self, key: &str, object: &Bytes) -> Result<KeptJournal, RootError> {
+    pub fn read_kept(&self, key: &str, object: &Bytes) -> Result<JournalSummary, RootError> {
         let entry = open(self, key, object)?;
-        Ok(KeptJournal {
+        Ok(JournalSummary {
             first: entry.first,
             last: entry.last,
             packs: entry.packs().own,

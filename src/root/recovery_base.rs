@@ -26,7 +26,7 @@ use super::state::{Root, SessionId};
 /// all the time.
 const RECORDS_FOLLOWED_MAX: u32 = 20_000;
 
-/// Journals that lie in the spool on the machine of a session.
+/// The entries of journals that are kept in the spool on the machine of a session.
 #[derive(Clone, Debug)]
 pub struct KeptJournals {
     /// The session.

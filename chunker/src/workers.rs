@@ -1,16 +1,18 @@
 //! Execution of processor-bound jobs: a bounded pool of threads, or the calling task itself.
 //!
-//! Owns the threads and their queue. Knows nothing of the jobs. Each worker lends its jobs a
-//! [`Scratch`], whose contexts are created once. `Inline` runs a job at once in the calling task,
-//! so that a simulation on one thread is repeatable.
+//! Owns the bound of the queue, the contexts that jobs borrow, and the answer to the caller. The
+//! threads are rayon's. Knows nothing of the jobs. A job borrows a [`Scratch`], of which there are
+//! as many as threads. `Inline` runs a job at once in the calling task, so that a simulation on one
+//! thread is repeatable.
 
-use std::collections::VecDeque;
 use std::fmt;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use parking_lot::Mutex;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use tokio::sync::{Semaphore, oneshot};
 
 use crate::error::ContentError;
 use crate::pack::{FrameDecoder, FrameEncoder};
@@ -22,7 +24,7 @@ const QUEUED_PER_THREAD: usize = 4;
 /// thread.
 const SMALL_BYTES: usize = 32 << 10;
 
-/// The contexts that a worker keeps between jobs.
+/// The contexts that are kept between jobs.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     /// Compresses and seals frames.
@@ -30,8 +32,6 @@ pub(crate) struct Scratch {
     /// Opens and decompresses frames.
     pub(crate) frame_decoder: FrameDecoder,
 }
-
-type Job = Box<dyn FnOnce(&mut Scratch) + Send>;
 
 /// Runs processor-bound jobs outside the tasks that wait for them. Clones are cheap.
 #[derive(Clone)]
@@ -43,20 +43,11 @@ enum Mode {
 }
 
 struct Pool {
-    queue: Arc<Queue>,
+    threads: ThreadPool,
+    /// One permit for each job that runs or waits in the queue.
     places: Arc<Semaphore>,
-    threads: usize,
-}
-
-struct Queue {
-    state: Mutex<QueueState>,
-    wake: Condvar,
-}
-
-#[derive(Default)]
-struct QueueState {
-    jobs: VecDeque<Job>,
-    stopped: bool,
+    /// The contexts that no job borrows now.
+    scratches: Arc<Mutex<Vec<Scratch>>>,
 }
 
 impl Workers {
@@ -69,34 +60,24 @@ impl Workers {
     ///
     /// # Errors
     /// The error of the operating system if it refuses a thread.
-    ///
-    /// # Errors
-    /// The operating system refuses a thread.
-    pub fn pool(threads: usize) -> std::io::Result<Self> {
+    pub fn pool(threads: usize) -> io::Result<Self> {
         let threads = threads.max(1);
-        let queue = Arc::new(Queue {
-            state: Mutex::new(QueueState::default()),
-            wake: Condvar::new(),
-        });
-        let pool = Pool {
-            queue: Arc::clone(&queue),
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|number| format!("bkfs-work-{number}"))
+            .build();
+        Ok(Self(Arc::new(Mode::Pool(Pool {
+            threads: pool.map_err(io::Error::other)?,
             places: Arc::new(Semaphore::new(threads * (1 + QUEUED_PER_THREAD))),
-            threads,
-        };
-        for number in 0..threads {
-            let queue = Arc::clone(&queue);
-            std::thread::Builder::new()
-                .name(format!("bkfs-work-{number}"))
-                .spawn(move || work(&queue))?;
-        }
-        Ok(Self(Arc::new(Mode::Pool(pool))))
+            scratches: Arc::default(),
+        }))))
     }
 
     /// Returns how many jobs run concurrently.
     pub fn threads(&self) -> usize {
         match &*self.0 {
             Mode::Inline(_) => 1,
-            Mode::Pool(pool) => pool.threads,
+            Mode::Pool(pool) => pool.threads.current_num_threads(),
         }
     }
 
@@ -148,23 +129,20 @@ impl Pool {
             .await
             .expect("the workers' places are never closed");
         let (answer, result) = oneshot::channel();
-        let boxed: Job = Box::new(move |scratch| {
-            let _place: OwnedSemaphorePermit = place;
-            // The caller may have dropped its future; then the answer is dropped too.
-            let _ = answer.send(job(scratch));
+        let scratches = Arc::clone(&self.scratches);
+        self.threads.spawn_fifo(move || {
+            let _place = place;
+            let mut scratch = scratches.lock().pop().unwrap_or_default();
+            // A panicking job may leave its contexts in an invalid state: they are dropped.
+            if let Ok(done) = catch_unwind(AssertUnwindSafe(|| job(&mut scratch))) {
+                scratches.lock().push(scratch);
+                // The caller may have dropped its future; then the answer is dropped too.
+                let _ = answer.send(done);
+            }
         });
-        self.queue.state.lock().jobs.push_back(boxed);
-        self.queue.wake.notify_one();
         result
             .await
             .map_err(|_| ContentError::Internal("a worker's job panicked"))
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        self.queue.state.lock().stopped = true;
-        self.queue.wake.notify_all();
     }
 }
 
@@ -172,30 +150,7 @@ impl fmt::Debug for Workers {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*self.0 {
             Mode::Inline(_) => formatter.write_str("Workers::Inline"),
-            Mode::Pool(pool) => write!(formatter, "Workers::Pool({})", pool.threads),
-        }
-    }
-}
-
-/// Runs jobs on one thread until the pool is dropped and the queue is empty.
-fn work(queue: &Queue) {
-    let mut scratch = Scratch::default();
-    loop {
-        let job = {
-            let mut state = queue.state.lock();
-            loop {
-                if let Some(job) = state.jobs.pop_front() {
-                    break job;
-                }
-                if state.stopped {
-                    return;
-                }
-                queue.wake.wait(&mut state);
-            }
-        };
-        if catch_unwind(AssertUnwindSafe(|| job(&mut scratch))).is_err() {
-            // A panicking job may have left the contexts in an invalid state.
-            scratch = Scratch::default();
+            Mode::Pool(_) => write!(formatter, "Workers::Pool({})", self.threads()),
         }
     }
 }

@@ -27,8 +27,8 @@ const TWICE: u64 = 8;
 /// Number of seeds between two progress messages.
 const TOLD: u64 = 1_000;
 
-/// Number of failing seeds at which the campaign stops.
-const FAILURES_MAX: usize = 5;
+/// Number of failing seeds at which the campaign stops, unless `BKFS_SIM_FAILURES` is set.
+const FAILURES_MAX: u64 = 5;
 
 /// The seeds to run.
 pub struct Campaign {
@@ -38,6 +38,8 @@ pub struct Campaign {
     first: u64,
     end: u64,
     seconds: u64,
+    /// Number of failing seeds at which it stops.
+    failures_max: u64,
     /// The file that holds the seed to go on with.
     state: Option<PathBuf>,
 }
@@ -53,7 +55,8 @@ pub fn is_full() -> bool {
 
 impl Campaign {
     /// Returns the campaign that the environment requests: `BKFS_TEST_FULL`, `BKFS_SIM_FIRST` (the
-    /// first seed), `BKFS_SIM_SEEDS`, `BKFS_SIM_SECONDS`, `BKFS_SIM_STATE` (a file).
+    /// first seed), `BKFS_SIM_SEEDS`, `BKFS_SIM_SECONDS`, `BKFS_SIM_FAILURES` (failing seeds at
+    /// which it stops), `BKFS_SIM_STATE` (a file).
     pub fn asked() -> Self {
         let state = std::env::var_os("BKFS_SIM_STATE").map(PathBuf::from);
         let left_at = state
@@ -74,6 +77,7 @@ impl Campaign {
             first: left_at.unwrap_or(first),
             end: first + count,
             seconds: number("BKFS_SIM_SECONDS").unwrap_or(seconds),
+            failures_max: number("BKFS_SIM_FAILURES").unwrap_or(FAILURES_MAX),
             state,
         }
     }
@@ -86,11 +90,13 @@ impl Campaign {
         let next = AtomicU64::new(self.first);
         let sums = Mutex::new(Sums::default());
         let failures = Mutex::new(Vec::new());
+        let goes_on =
+            || Instant::now() < deadline && (failures.lock().len() as u64) < self.failures_max;
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         std::thread::scope(|scope| {
             for _ in 0..threads {
                 scope.spawn(|| {
-                    while Instant::now() < deadline && failures.lock().len() < FAILURES_MAX {
+                    while goes_on() {
                         let seed = next.fetch_add(1, Ordering::Relaxed);
                         if seed >= self.end {
                             next.fetch_sub(1, Ordering::Relaxed);

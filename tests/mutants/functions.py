@@ -1,34 +1,41 @@
 """Mutants of whole functions, all in one program.
 
-A sample of the functions of an area is drawn. In one copy of the tree each of them first asks
-whether the environment names it, and then returns at once what cargo-mutants proposes. So one build
-serves all, and each mutant costs no more than the tests that see it.
+A sample of the functions of some areas is drawn. In one copy of the tree each of them first asks
+whether the environment names it, and then returns at once what cargo-mutants proposes. Every test
+runs once without a mutant, and tells which of these functions it reaches. Only these tests can see
+a mutant, so only these are run with it.
 """
 
+import collections
+import concurrent.futures
 import json
 import os
 import random
-import re
-import signal
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 
-# The environment variable that names the mutant.
-SWITCH = "BKFS_MUTANT"
-# Test targets that are run after the unit tests, from the cheapest to the dearest.
-TARGETS = ("durability", "damage", "hostile", "reference")
-# The time after which a program of tests counts as one that fails, in seconds.
-HANG_S = 180
-# The file of the lowest crate, which all mutants can ask.
-LOWEST = "chunker/store/src/lib.rs"
-HELPER = f"""
-/// Whether the environment names this mutant.
-pub fn is_mutant(number: u32) -> bool {{
-    static NAMED: std::sync::OnceLock<Option<u32>> = std::sync::OnceLock::new();
-    let read = || std::env::var("{SWITCH}").ok().and_then(|text| text.parse().ok());
-    *NAMED.get_or_init(read) == Some(number)
-}}
-"""
+import programs
+from programs import HELPER, LOWEST, Wrong, question, write
+
+# The files of each area.
+AREAS = {
+    "root": ["src/root/**/*.rs"],
+    "volume": ["src/volume/**/*.rs"],
+    "ingest": ["chunker/src/ingest/**/*.rs", "chunker/src/pending/**/*.rs"],
+    "spool": ["chunker/src/spool/**/*.rs", "chunker/store/src/disk.rs"],
+}
+# The targets whose tests must catch them.
+TARGETS = ("lib", "durability", "damage", "hostile", "reference")
+# The share of mutants that tests must catch.
+CAUGHT_LEAST = 0.9
+# The time after which a run of tests counts as one that fails, in seconds, and how many times as
+# long as without a mutant it may take.
+HANG_S = 120
+SLOWER = 4
+# How many tests are run at first; every further run has this many times as many.
+FIRST = 4
 
 
 def listed(tree, globs):
@@ -40,7 +47,7 @@ def listed(tree, globs):
         cwd=tree, capture_output=True, text=True, check=False,
     )
     if done.returncode != 0:
-        raise RuntimeError(f"cargo-mutants lists nothing: {done.stderr.strip()}")
+        raise Wrong(f"cargo-mutants lists nothing: {done.stderr.strip()}")
     functions = {}
     for mutant in json.loads(done.stdout):
         function = mutant.get("function")
@@ -57,116 +64,150 @@ def draw(functions, area, count, seed):
     return [chance.choice(sorted(functions[key], key=lambda one: one["name"])) for key in chosen]
 
 
-def plant(tree, mutants, skipped):
-    """Writes the mutants into the tree, but for the skipped ones; `originals` has the texts."""
-    by_file = {}
-    for number, mutant in enumerate(mutants):
-        if number not in skipped:
-            by_file.setdefault(mutant["file"], []).append((number, mutant))
-    for name, here in by_file.items():
-        path = tree / name
-        lines = path.read_text().split("\n")
-        crate = "crate" if name.startswith("chunker/store/") else "bkfs_store"
-        # From the last to the first: columns before an insertion stay.
-        place = lambda entry: (
-            entry[1]["span"]["start"]["line"], entry[1]["span"]["start"]["column"]
+def planted(name, text, here):
+    """The text of a file in which functions return at once: pairs of a number and a mutant."""
+    lines = text.split("\n")
+    start = lambda entry: (entry[1]["span"]["start"]["line"], entry[1]["span"]["start"]["column"])
+    # From the last to the first: columns before an insertion stay.
+    for number, mutant in sorted(here, key=start, reverse=True):
+        line, column = start((number, mutant))
+        text = lines[line - 1]
+        asks = f"if {question(name, number)} {{ return {mutant['replacement']}; }} "
+        lines[line - 1] = text[: column - 1] + asks + text[column - 1 :]
+    return "\n".join(lines)
+
+
+class Reach:
+    """Which tests reach which mutants, and how long each test takes."""
+
+    def __init__(self, tree, settings):
+        self.tree, self.settings = tree, settings
+        found = programs.build(tree, settings, TARGETS)
+        # The program, the test, and the seconds; and the numbers of the mutants.
+        self.tests = []
+        chosen = [
+            (program, test)
+            for program in found.values()
+            for test in programs.tests_in(program, tree, settings)
+        ]
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            for program, test, outcome, seconds, numbers in pool.map(self.trace, chosen):
+                if outcome != "passed":
+                    raise Wrong(f"without a mutant {test} {outcome}")
+                self.tests.append((program, test, seconds, numbers))
+
+    def trace(self, chosen):
+        """Runs one test alone: how it ends, its seconds, and the mutants that it reaches."""
+        program, test = chosen
+        with tempfile.TemporaryDirectory() as place:
+            file = Path(place) / "reached"
+            settings = self.settings | {programs.REACHED: str(file)}
+            began = time.monotonic()
+            outcome = programs.run(program, [test, "--exact"], self.tree, settings, 5 * HANG_S)
+            seconds = time.monotonic() - began
+            numbers = set(map(int, file.read_text().split())) if file.exists() else set()
+        return program, test, outcome, seconds, numbers
+
+    def runs(self, number):
+        """The tests that reach a mutant, the shortest first, in growing runs of one program."""
+        reaching = sorted((t for t in self.tests if number in t[3]), key=lambda test: test[2])
+        size = FIRST
+        while reaching:
+            by_program = collections.defaultdict(list)
+            for program, test, seconds, _ in reaching[:size]:
+                by_program[program].append((test, seconds))
+            yield from by_program.items()
+            reaching, size = reaching[size:], size * FIRST
+
+    def judge(self, number):
+        """By what a mutant is caught, or `survives`."""
+        settings = self.settings | {programs.SWITCH: str(number)}
+        count = 0
+        for program, tests in self.runs(number):
+            limit_s = HANG_S + SLOWER * sum(seconds for _, seconds in tests)
+            words = [*(name for name, _ in tests), "--exact"]
+            outcome = programs.run(program, words, self.tree, settings, limit_s)
+            if outcome != "passed":
+                target = Path(program).name.rpartition("-")[0]
+                return f"{outcome} in {target}"
+            count += len(tests)
+        return f"survives {count} tests"
+
+
+class Sample:
+    """The mutants that are drawn from some areas, in one copy of the tree."""
+
+    def __init__(self, tree, areas, count, seed):
+        self.tree = tree
+        self.proposed = {area: listed(tree, AREAS[area]) for area in areas}
+        self.mutants = [
+            (area, mutant)
+            for area, functions in self.proposed.items()
+            for mutant in draw(functions, area, count, seed)
+        ]
+        names = {mutant["file"] for _, mutant in self.mutants} | {LOWEST}
+        self.originals = {name: (tree / name).read_text() for name in names}
+
+    def plant(self, left_out):
+        """Plants all but some; returns where they stand, as `programs.settle` needs it."""
+        stands = []
+        for name, text in self.originals.items():
+            here = [
+                (number, mutant) for number, (_, mutant) in enumerate(self.mutants)
+                if mutant["file"] == name and number not in left_out
+            ]
+            for number, mutant in here:
+                span = mutant["function"]["span"]
+                lines = range(span["start"]["line"], span["end"]["line"] + 1)
+                stands.append((number, name, lines, lines))
+            text = planted(name, text, here) + (HELPER if name == LOWEST else "")
+            write(self.tree / name, text.encode())
+        return stands
+
+    def run(self, place, settings, end, told):
+        """Tries what was not tried yet, within the time; returns the number of failed areas."""
+        left_out = programs.settle(self.tree, settings, self.plant)
+        reach = Reach(self.tree, settings)
+        verdicts = {area: Verdicts(place / f"functions-{area}.json") for area in self.proposed}
+        for number, (area, mutant) in enumerate(self.mutants):
+            name = mutant["name"]
+            if number in left_out:
+                verdicts[area].keep(name, "does not compile")
+            elif name not in verdicts[area].all and time.monotonic() < end:
+                began = time.monotonic()
+                verdict = reach.judge(number)
+                verdicts[area].keep(name, verdict)
+                print(f"{verdict:24} {time.monotonic() - began:4.0f} s  {name}", flush=True)
+        return sum(self.summary(area, verdicts[area].all, told) for area in self.proposed)
+
+    def summary(self, area, done, told):
+        """Tells how many of an area were caught; returns whether they are too few."""
+        verdicts = [done.get(mutant["name"]) for of, mutant in self.mutants if of == area]
+        tried = [verdict for verdict in verdicts if verdict and verdict != "does not compile"]
+        caught = [verdict for verdict in tried if not verdict.startswith("survives")]
+        line = (
+            f"{area}: {len(caught)} of {len(tried)} caught, {len(verdicts)} drawn of "
+            f"{len(self.proposed[area])} functions"
         )
-        for number, mutant in sorted(here, key=place, reverse=True):
-            line, column = place((number, mutant))
-            text = lines[line - 1]
-            asks = f"if {crate}::is_mutant({number}) {{ return {mutant['replacement']}; }} "
-            lines[line - 1] = text[: column - 1] + asks + text[column - 1 :]
-        path.write_text("\n".join(lines))
+        print(line)
+        if None in verdicts:
+            print(f"{area}: not done yet")
+        share = len(caught) / len(tried) if tried else 1
+        told(f"functions of {area}", None if share >= CAUGHT_LEAST else line)
+        return int(share < CAUGHT_LEAST)
 
 
-def errors_of(tree, environment):
-    """The places of the compiler's errors: (file, line)."""
-    command = ["cargo", "check", "--workspace", "--lib", "--message-format=json"]
-    done = subprocess.run(
-        command, cwd=tree, env=environment, capture_output=True, text=True, check=False
-    )
-    places = set()
-    for line in done.stdout.splitlines():
-        message = json.loads(line) if line.startswith("{") else {}
-        if message.get("reason") == "compiler-message" and message["message"]["level"] == "error":
-            spans = message["message"]["spans"]
-            places |= {(span["file_name"], span["line_start"]) for span in spans}
-    return done.returncode, places, done.stderr
+class Verdicts:
+    """What became of the mutants of an area, in a file."""
 
-
-def viable(tree, mutants, environment, originals):
-    """Plants the mutants that compile; returns the numbers of the others."""
-    skipped = set()
-    while True:
-        for path, text in originals.items():
-            path.write_text(text)
-        root = tree / LOWEST
-        root.write_text(root.read_text() + HELPER)
-        plant(tree, mutants, skipped)
-        status, places, said = errors_of(tree, environment)
-        if status == 0:
-            return skipped
-        hit = set()
-        for number, mutant in enumerate(mutants):
-            span = mutant["function"]["span"]
-            inside = range(span["start"]["line"], span["end"]["line"] + 1)
-            if any(file == mutant["file"] and line in inside for file, line in places):
-                hit.add(number)
-        if not hit - skipped:
-            raise RuntimeError(f"the mutants do not compile: {said[-2000:]}")
-        skipped |= hit
-
-
-def programs(tree, environment):
-    """The test programs, by the name of their target."""
-    chosen = ["--lib", *(word for target in TARGETS for word in ("--test", target))]
-    command = ["cargo", "test", "--workspace", "--no-run", "--message-format=json", *chosen]
-    done = subprocess.run(
-        command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise RuntimeError("the tests do not build")
-    found = {}
-    for line in done.stdout.splitlines():
-        message = json.loads(line) if line.startswith("{") else {}
-        if message.get("executable") and message.get("profile", {}).get("test"):
-            found[message["target"]["name"]] = message["executable"]
-    return found
-
-
-def fails(program, tree, environment, *chosen):
-    """`failed`, `hung`, or nothing if all tests pass."""
-    with subprocess.Popen(
-        [program, *chosen], cwd=tree / "tests", env=environment,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    ) as test:
+    def __init__(self, file):
+        self.file = file
         try:
-            status = test.wait(timeout=HANG_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(test.pid, signal.SIGKILL)
-            return "hung"
-    return "failed" if status else None
+            self.all = json.loads(file.read_text())
+        except (FileNotFoundError, ValueError):
+            self.all = {}
 
-
-def stages(mutant):
-    """Which tests are run, the likeliest first: (target, words)."""
-    path = re.sub(r"^(chunker/store/|chunker/|fuse/)?src/|(/mod)?\.rs$", "", mutant["file"])
-    near = path.replace("/", "::").rpartition("::")[0] or path
-    upwards = ["bkfs_store", "bkfs_testing", "bkfs_chunker", "bkfs"]
-    if mutant["file"].startswith("chunker/store/"):
-        own = "bkfs_store"
-    else:
-        own = "bkfs_chunker" if mutant["file"].startswith("chunker/") else "bkfs"
-    rest = [(above, ()) for above in upwards[upwards.index(own) + 1 :]]
-    return [(own, (near,)), (own, ()), *rest, *((target, ()) for target in TARGETS)]
-
-
-def judge(number, mutant, tests, tree, environment):
-    """By what the mutant is caught, or `survives`; and how long that took, in seconds."""
-    began = time.monotonic()
-    settings = environment | {SWITCH: str(number)}
-    for target, words in stages(mutant):
-        outcome = fails(tests[target], tree, settings, *words)
-        if outcome:
-            return f"{outcome} in {target}", round(time.monotonic() - began)
-    return "survives", round(time.monotonic() - began)
+    def keep(self, name, verdict):
+        """Keeps what became of one."""
+        self.all[name] = verdict
+        self.file.write_text(json.dumps(self.all, indent=1))

@@ -43,7 +43,7 @@ def listed(tree, globs):
     words = [word for glob in globs for word in ("--file", glob)]
     program = os.environ.get("CARGO_MUTANTS", "cargo-mutants")
     done = subprocess.run(
-        [program, "mutants", "--list", "--json", *words],
+        [program, "mutants", "--workspace", "--list", "--json", *words],
         cwd=tree, capture_output=True, text=True, check=False,
     )
     if done.returncode != 0:
@@ -54,6 +54,8 @@ def listed(tree, globs):
         if function and mutant["genre"] == "FnValue":
             key = (mutant["file"], function["span"]["start"]["line"], function["function_name"])
             functions.setdefault(key, []).append(mutant)
+    if not functions:
+        raise Wrong(f"cargo-mutants lists no function in {' '.join(globs)}")
     return functions
 
 

@@ -82,14 +82,13 @@ def planted(name, text, here):
 class Reach:
     """Which tests reach which mutants, and how long each test takes."""
 
-    def __init__(self, tree, settings):
+    def __init__(self, tree, settings, built):
         self.tree, self.settings = tree, settings
-        found = programs.build(tree, settings, TARGETS)
         # The program, the test, and the seconds; and the numbers of the mutants.
         self.tests = []
         chosen = [
             (program, test)
-            for program in found.values()
+            for program in built.values()
             for test in programs.tests_in(program, tree, settings)
         ]
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -168,8 +167,8 @@ class Sample:
 
     def run(self, place, settings, end, told):
         """Tries what was not tried yet, within the time; returns the number of failed areas."""
-        left_out = programs.settle(self.tree, settings, self.plant)
-        reach = Reach(self.tree, settings)
+        built, left_out = programs.settle(self.tree, settings, TARGETS, self.plant)
+        reach = Reach(self.tree, settings, built)
         verdicts = {area: Verdicts(place / f"functions-{area}.json") for area in self.proposed}
         for number, (area, mutant) in enumerate(self.mutants):
             name = mutant["name"]

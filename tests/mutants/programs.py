@@ -81,20 +81,24 @@ def environment(target):
     return settings
 
 
-def cargo(tree, settings, *words):
-    """Runs cargo; returns its exit status, its messages, and what it said besides."""
-    done = subprocess.run(
-        ["cargo", *words, "--workspace", "--message-format=json"],
-        cwd=tree, env=settings, capture_output=True, text=True, check=False,
-    )
-    lines = (line for line in done.stdout.splitlines() if line.startswith("{"))
-    return done.returncode, [json.loads(line) for line in lines], done.stderr
+class Build:
+    """A build of the test programs of some targets: the programs by name, or what is wrong."""
 
-
-def errors(messages):
-    """The compiler's errors among cargo's messages."""
-    texts = (one["message"] for one in messages if one.get("reason") == "compiler-message")
-    return [text for text in texts if text["level"] == "error"]
+    def __init__(self, tree, settings, targets):
+        chosen = [["--lib"] if target == "lib" else ["--test", target] for target in targets]
+        done = subprocess.run(
+            ["cargo", "test", "--workspace", "--no-run", "--message-format=json", *sum(chosen, [])],
+            cwd=tree, env=settings, capture_output=True, text=True, check=False,
+        )
+        messages = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
+        texts = (one["message"] for one in messages if one.get("reason") == "compiler-message")
+        self.errors = [text for text in texts if text["level"] == "error"]
+        self.succeeds = done.returncode == 0
+        self.said = done.stderr
+        tests = [one for one in messages if one.get("profile", {}).get("test")]
+        self.programs = {
+            one["target"]["name"]: one["executable"] for one in tests if one.get("executable")
+        }
 
 
 def places(error):
@@ -113,29 +117,28 @@ def build(tree, settings, targets):
 
     Raises `Wrong` with the compiler's first error.
     """
-    chosen = [["--lib"] if target == "lib" else ["--test", target] for target in targets]
-    status, messages, said = cargo(tree, settings, "test", "--no-run", *sum(chosen, []))
-    if status != 0:
-        first = [error["message"] for error in errors(messages)] or said.splitlines() or ["?"]
+    made = Build(tree, settings, targets)
+    if not made.succeeds:
+        first = [error["message"] for error in made.errors] or made.said.splitlines() or ["?"]
         raise Wrong(f"it does not build: {first[0]}")
-    tests = [one for one in messages if one.get("profile", {}).get("test")]
-    return {one["target"]["name"]: one["executable"] for one in tests if one.get("executable")}
+    return made.programs
 
 
-def settle(tree, settings, plant):
-    """Plants mutants, and leaves those out that do not compile; returns their numbers.
+def settle(tree, settings, targets, plant):
+    """Plants mutants, leaves out those that do not compile, and builds the tests of some targets.
 
-    `plant` writes all mutants but the given ones. It returns for each of them the file and the
-    lines where it stands, narrowly and widely: (number, file, lines, lines).
+    Returns the programs by name, and the numbers that were left out. `plant` writes all mutants but
+    the given ones. It returns for each of them the file and the lines where it stands, narrowly and
+    widely: (number, file, lines, lines).
     """
     left_out = set()
     while True:
         stands = plant(left_out)
-        status, messages, said = cargo(tree, settings, "build", "--lib")
-        if status == 0:
-            return left_out
+        made = Build(tree, settings, targets)
+        if made.succeeds:
+            return made.programs, left_out
         hit = set()
-        for error in errors(messages):
+        for error in made.errors:
             named = set(places(error))
             for width in (2, 3):
                 inside = {
@@ -146,7 +149,7 @@ def settle(tree, settings, plant):
                 if inside:
                     break
         if not hit:
-            raise Wrong(f"the mutants do not compile: {said[-2000:]}")
+            raise Wrong(f"the mutants do not compile: {made.said[-2000:]}")
         left_out |= hit
 
 

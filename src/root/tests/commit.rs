@@ -400,6 +400,26 @@ async fn a_commit_that_arrives_after_refusals_is_not_lost() {
     assert!(writer.uploads.uncommitted.lock().is_empty());
 }
 
+/// A commit whose repetition was refused may still arrive, so it is not reported as never made.
+#[tokio::test(start_paused = true)]
+async fn a_refused_repetition_does_not_decide_a_commit() {
+    let shelf = Arc::new(Shelf::default());
+    let (store, writer) = with_unknown_commit(&shelf).await;
+    store.plan([Fault::Before(StoreErrorKind::Denied)]);
+    let refused = writer.committer.settle_pending().await;
+    assert!(refused.is_err(), "its first request is still on its way");
+    let settled = writer.committer.settle_pending().await.expect("decided");
+    assert_eq!(settled.map(|made| made.sequence), Some(1));
+    assert_eq!(
+        store.deliver().await,
+        0,
+        "its first request changes nothing"
+    );
+    let next = writer.committer.commit(tree(2)).await;
+    assert_eq!(next.expect("it follows the first").sequence, 2);
+    assert!(writer.uploads.uncommitted.lock().is_empty());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_copy_of_the_machine_is_fenced_by_the_last_commit() {
     let store = memory().await;

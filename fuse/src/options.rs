@@ -134,7 +134,7 @@ pub enum OptionError {
         expected: &'static str,
     },
     /// The option is not supported for this kind of filesystem.
-    #[error("cannot change mount option '{0}' by a remount: unmount and mount again")]
+    #[error("mount option '{0}' is not supported: unmount and mount again")]
     Unsupported(String),
     /// A quotation mark has no closing quotation mark.
     #[error("the mount options end inside a quotation: {0}")]

@@ -410,7 +410,7 @@ impl Learned {
             };
             if *fact != edge.expected {
                 let what = format!(
-                    "node {} does not belong where its parent has it",
+                    "node {} does not match the entry of its parent",
                     edge.child
                 );
                 let key = edge.pack.key(Class::MetadataPack);

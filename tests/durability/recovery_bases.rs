@@ -299,7 +299,8 @@ fn a_refused_commit_record_of_the_state_is_named_and_the_check_goes_on() {
         let refusal = Strike::with(Fault::FailBefore(StoreErrorKind::Denied));
         faults.plan(refusal.keys(key).always());
     }
-    let checked = check(faults, &keyring, &CheckOptions::oracle());
+    let options = CheckOptions::oracle();
+    let checked = check(faults, &keyring, &options);
     let report = runtime().block_on(checked).expect("the check goes on");
     for key in &keys {
         let is_named =

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bkfs::mounting::error::{MountingError, SpoolingError};
 use bkfs::mounting::settings::Settings;
+use bkfs_store::disk::Disk;
 use bkfs_store::{MemoryStore, Operation, Store, StoreErrorKind};
 use bkfs_testing::disk::{DiskOperation, SimulatedDisk};
 use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
@@ -23,7 +24,8 @@ fn spool(disk: &SimulatedDisk) -> PathBuf {
 
 /// Puts the object of a file of the spool into the bucket, as its mount would have done.
 fn put(bucket: &Bucket, disk: &SimulatedDisk, file: &Path) {
-    let put = bucket.memory.put_new(&key(file), vec![object(disk, file)]);
+    let key = key(file);
+    let put = bucket.memory.put_new(&key, vec![object(disk, file)]);
     runtime().block_on(put).expect("put");
 }
 

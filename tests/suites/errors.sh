@@ -277,7 +277,7 @@ still_mounted_elsewhere() {
   wait_for 10 is_named sleep $other
   exits 3 bkfs umount "$MNT"
   clear_message
-  says "process $daemon goes on" "$MNT in the mount namespace of process $other .sleep." \
+  says "process $daemon still runs" "$MNT in the mount namespace of process $other .sleep." \
     "nsenter --target $other --mount umount -i $MNT"
   # The command in the message works.
   nsenter --target $other --mount umount -i "$MNT"

@@ -211,7 +211,7 @@ dump_gives_the_bytes_back() {
   exits 2 bkfs dump "$PAIR" one:/dir
   says 'is a directory' 'archive tar'
   exits 1 bkfs dump "$PAIR" one:/nowhere
-  says 'no /nowhere in the snapshot'
+  says 'the snapshot has no /nowhere'
   # A reader that closes the pipe: the program prints no message, and does not report success.
   set +o pipefail
   bkfs dump "$PAIR" one:/same/large 2>"$SUITE_TMP/quiet" | head -c 10 >/dev/null
@@ -343,7 +343,7 @@ key_of() { with "$1" key list --json "$SEALED" | jq -r 'select(.own).key'; }
 keys_come_and_go() {
   exits 0 with first init "$SEALED"
   exits 1 with first key remove "$SEALED" "$(key_of first)"
-  says 'only key' 'key add'
+  says 'only one that the given password opens' 'key add'
   exits 0 with first key add "$SEALED" --new-password-file "$SUITE_TMP/second" \
     --label "the second one"
   exits 0 with second key list "$SEALED"

@@ -116,7 +116,10 @@ fn what_is_wrong_is_named() {
             "remount,ro",
             "mount option 'remount' is not supported: unmount and mount again",
         ),
-        ("a=\"b,c", "mount options end inside a quotation: a=\"b,c"),
+        (
+            "a=\"b,c",
+            "the mount options end inside a quotation: a=\"b,c",
+        ),
     ] {
         assert_eq!(parse(string).unwrap_err().to_string(), message);
     }

@@ -92,7 +92,10 @@ async fn work_on_a_password_is_bounded_and_what_is_left_is_said() {
         };
         assert_eq!(untried, 2 * 54);
         assert_eq!(error.kind(), ErrorKind::WrongPassword);
-        assert!(error.to_string().contains("108 were not tried"), "{error}");
+        assert!(
+            error.to_string().contains("108 keys were not tried"),
+            "{error}"
+        );
     }
     // Within the bounds, a wrong password is reported as wrong, and damaged objects are named.
     let error = open(&store, "other").await.expect_err("wrong");

@@ -17,14 +17,15 @@ case_of "cargo deny" dependencies_are_allowed
 # Excluded: sourced files (1091), variables that sourcing scripts set or use (2034, 2154).
 case_of "shellcheck" shellcheck -S warning -e SC1091,SC2034,SC2154,SC2155 \
   tests/run .ci/run bench/install-peers tests/lib/*.sh tests/suites/*.sh
-guide_names_what_exists() {
-  local path places='\.ci|bench|chunker|docs|fuse|packaging|src|tests'
-  for path in \
-    $(grep -oE "\`($places)/[A-Za-z0-9_./-]*\`" CONTRIBUTING.md | tr -d '`' | grep -v NAME); do
-    [ -e "$path" ] || wrong "CONTRIBUTING.md names $path, which does not exist"
+guides_name_what_exists() {
+  local guide path places='\.ci|bench|chunker|docs|fuse|packaging|src|tests'
+  for guide in CONTRIBUTING.md ARCHITECTURE.md; do
+    for path in $(grep -oE "\`($places)/[A-Za-z0-9_./-]*\`" "$guide" | tr -d '\`' | grep -v NAME); do
+      [ -e "$path" ] || wrong "$guide names $path, which does not exist"
+    done
   done
 }
-case_of "CONTRIBUTING.md names files that exist" guide_names_what_exists
+case_of "guides name files that exist" guides_name_what_exists
 case_of "perl syntax" perl -c tests/lib/session.pl
 cargo_cases "walls" test --release --workspace --test tidy
 . "$ROOT/tests/lib/selftest.sh"

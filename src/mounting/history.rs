@@ -21,7 +21,7 @@ const FRESH: Duration = Duration::from_secs(2);
 /// A list of snapshots that was read.
 struct Known {
     at: Instant,
-    /// The lists of the root that hold it.
+    /// The lists of the newest known root before it was read.
     lists: Vec<ListRef>,
     list: SnapshotList,
 }
@@ -51,7 +51,8 @@ impl Snapshots {
         }
     }
 
-    /// Returns the list, read within [`FRESH`] and not changed by this mount since.
+    /// Returns the list. It is at most [`FRESH`] old, and read again once this mount knows a root
+    /// with other lists.
     async fn current(&self) -> Result<SnapshotList, VolumeError> {
         // Taken before the list is read: a root that is replaced meanwhile makes this list old.
         let lists = self.repository.handle.current().root.snapshots.clone();
@@ -120,6 +121,8 @@ impl History for Snapshots {
         let forgotten = changer
             .forget(&self.volume, &[name.to_owned()], self.repository.now())
             .await;
+        // The snapshot may be forgotten although the answer says that this is unknown.
+        *self.known.lock() = None;
         match forgotten {
             Ok(_) => Ok(()),
             Err(error) => Err(VolumeError::Commit(error.to_string())),

@@ -485,7 +485,8 @@ impl Recovery<'_> {
             .collect())
     }
 
-    /// Returns what makes the snapshot: it changes nothing else in the root.
+    /// Returns what makes the snapshot. It leaves the volume in the root as it is, and removes the
+    /// recovery base.
     fn committer(&self, volume: Arc<Volume>) -> Committer {
         let repository = &self.writing.repository;
         let root = RootCommitter::snapshot_only(
@@ -497,7 +498,6 @@ impl Recovery<'_> {
             self.recovery_base.commit,
         )
         .claiming(vec![self.kept.session]);
-        let generation = repository.handle.current().root.generation;
-        Committer::new(volume, root, self.writing.holder.clone(), generation)
+        Committer::snapshot_only(volume, root, self.writing.holder.clone())
     }
 }

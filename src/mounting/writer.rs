@@ -304,9 +304,8 @@ impl Writing {
             .replaying(replayed)
             .claiming(open.claimed().to_vec());
         let journals = self.journals(open, spool.clone());
-        let generation = handle.current().root.generation;
-        let committer = Committer::new(volume.clone(), root, self.holder.clone(), generation)
-            .with_journals(journals.clone());
+        let (holder, written) = (self.holder.clone(), journals.clone());
+        let committer = Committer::new(volume.clone(), root, holder, written);
         let base = BaseRaiser::new(repository, open, &volume);
         let (stop, stopped) = oneshot::channel();
         let committer = CommitTask::new(committer, requests);

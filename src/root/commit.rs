@@ -2,9 +2,9 @@
 //!
 //! Owns the order of a commit's writes, and what is known of the volume's last commit. The order is
 //! one of types. [`RootCommitter::begin`] stores the commit record and returns a [`RecordedCommit`].
-//! Only that puts everything into the bucket (data packs, metadata packs, index object) and returns
-//! a [`FinishedCommit`]. Only that replaces the root, after it has written the lists of a snapshot.
-//! The caller stores the nodes of the tree before all of this.
+//! That puts everything into the bucket (data packs, metadata packs, index object) and returns a
+//! [`FinishedCommit`]. That writes the lists of a snapshot and replaces the root. The caller stores
+//! the nodes of the tree before all of this.
 //!
 //! A conflict repeats these checks against the root that won: the volume's entry (fencing); that
 //! foreign packs relied on are live (rule 3 ‡); that absorbed index objects are listed; snapshots.
@@ -69,7 +69,8 @@ struct Pending<M> {
 
 /// A commit whose record is stored, in packs that are not finished.
 ///
-/// Dropped, it has changed nothing: the record stays in the packs of the session.
+/// Dropped, it has not changed the root: the record stays in the packs of the session. It holds the
+/// volume's turn to commit, so drop it before the next call of the committer.
 #[must_use = "a commit is made by `finish_packs` and `replace_root`"]
 pub struct RecordedCommit<'a, U: Uploads> {
     committer: &'a RootCommitter<U>,
@@ -82,7 +83,9 @@ pub struct RecordedCommit<'a, U: Uploads> {
 
 /// A commit of which everything that it names is in the bucket.
 ///
-/// Dropped, it has changed nothing: its packs stay pending for the next commit.
+/// Dropped, it has not changed the root: its packs stay pending for the next commit, and an index
+/// object that no root names stays in the bucket. It holds the volume's turn as [`RecordedCommit`]
+/// does.
 #[must_use = "a commit is made by `replace_root`"]
 pub struct FinishedCommit<'a, U: Uploads> {
     committer: &'a RootCommitter<U>,
@@ -159,6 +162,11 @@ impl<U: Uploads> RootCommitter<U> {
     /// recovery base; the snapshot of a snapshot-only committer removes their recovery bases.
     pub fn claiming(self, claimed: Vec<SessionId>) -> Self {
         Self { claimed, ..self }
+    }
+
+    /// Returns the generation of the newest known root.
+    pub fn known_generation(&self) -> u64 {
+        self.handle.current().root.generation
     }
 
     /// Returns true if it makes snapshots only, and leaves the volume as it is.

@@ -1,7 +1,7 @@
 //! Packs that were stored since a mark, finished for the index of one root at a time.
 //!
-//! Owns that packs and index objects are in the bucket before a root names them, made for the index
-//! of the very root that is replaced; a root that moved on makes the index object anew. Tells the
+//! Owns that packs and index objects are in the bucket before a root names them, and that an index
+//! object is made again if the root to be replaced no longer lists what it absorbed. Tells the
 //! ingest whether a root took them. Does not own the check that precedes a replacement (rule 3):
 //! each kind of replacement has its own.
 

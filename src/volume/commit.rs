@@ -21,6 +21,7 @@ use crate::root::journal::JournalWriter;
 use crate::root::snapshots::NewSnapshot;
 use crate::root::state::HolderInfo;
 use crate::tree::apply::apply;
+use crate::tree::item::Timestamp;
 use crate::tree::key;
 use crate::tree::map::Tree;
 use crate::volume::Volume;
@@ -47,8 +48,7 @@ pub struct Committer {
     root: RootCommitter<Ingest>,
     /// The holder of the session: snapshots carry its host and user.
     holder: HolderInfo,
-    /// The journals of the session, which commits make superfluous; none for a session that has
-    /// none.
+    /// The journals of the session, which commits make superfluous; none if it makes snapshots only.
     journals: Option<Arc<JournalWriter>>,
     /// The facts of the cut whose commit is under way or will be tried again.
     cut: Option<Cut>,
@@ -69,14 +69,28 @@ struct Cut {
 }
 
 impl Committer {
-    /// Returns the committer of `volume`, whose session commits by `root`. The volume has its tree
-    /// in the root of `generation`.
+    /// Returns the committer of `volume`, whose tree is in the newest known root, for the session
+    /// that holds it and writes `journals`.
     pub fn new(
         volume: Arc<Volume>,
         root: RootCommitter<Ingest>,
         holder: HolderInfo,
-        generation: u64,
+        journals: Arc<JournalWriter>,
     ) -> Self {
+        Committer {
+            journals: Some(journals),
+            ..Self::snapshot_only(volume, root, holder)
+        }
+    }
+
+    /// Returns the committer of a volume that becomes a snapshot and nothing else. `root` is a
+    /// snapshot-only committer.
+    pub fn snapshot_only(
+        volume: Arc<Volume>,
+        root: RootCommitter<Ingest>,
+        holder: HolderInfo,
+    ) -> Self {
+        let generation = root.known_generation();
         Committer {
             volume,
             root,
@@ -84,14 +98,6 @@ impl Committer {
             journals: None,
             cut: None,
             generation,
-        }
-    }
-
-    /// Returns this committer for a session that writes `journals`.
-    pub fn with_journals(self, journals: Arc<JournalWriter>) -> Self {
-        Committer {
-            journals: Some(journals),
-            ..self
         }
     }
 
@@ -122,7 +128,9 @@ impl Committer {
     /// 4. The packs go into the bucket: data packs, metadata packs, then an index object.
     /// 5. The lists of a snapshot go into the bucket, and the root is replaced.
     ///
-    /// If the root does not admit the snapshot, the commit is made without it.
+    /// If the root refuses the commit, it is tried once more without its snapshot, unless it is to
+    /// make nothing but that. This also helps a commit without a snapshot, because a list that the
+    /// store gave damaged once may be whole at the second look.
     ///
     /// Cancel safety: dropped, it leaves the cut for the next call. A replacement of the root that
     /// was sent may still be made; the next call finds out first.
@@ -136,10 +144,12 @@ impl Committer {
         let started = Instant::now();
         let cut = self.cut().await?;
         let tree = self.store_tree().await?;
+        // Drawn once, so that a commit that is tried again has the same record.
+        let time = self.volume.now();
         let mut rescues = Rescues::new(&self.volume.ingest).noting_in(&self.volume.has_rescued);
-        let mut refused = None;
+        let (mut is_last_try, mut refused) = (self.root.is_snapshot_only(), None);
         let made = loop {
-            let request = self.request(&cut, tree, snapshot.clone())?;
+            let request = self.request(&cut, tree, time, snapshot.clone())?;
             let steps = async {
                 let recorded = self.root.begin(&request).await?;
                 let finished = recorded.finish_packs().await?;
@@ -154,8 +164,9 @@ impl Committer {
             }
             match self.settle(error).await {
                 Ok(made) => break made,
-                Err(RootFailure::Refused(why)) if self.may_leave_out(&snapshot) => {
-                    (snapshot, refused) = (None, Some(why));
+                Err(RootFailure::Refused(why)) if !is_last_try => {
+                    is_last_try = true;
+                    refused = snapshot.take().map(|_| why);
                 }
                 Err(failure) => return Err(self.failed(failure)),
             }
@@ -267,6 +278,7 @@ impl Committer {
         &self,
         cut: &Cut,
         tree: Id,
+        time: Timestamp,
         snapshot: Option<SnapshotRequest>,
     ) -> Result<CommitRequest<Mark>, VolumeError> {
         let is_snapshot_only = self.root.is_snapshot_only();
@@ -279,8 +291,7 @@ impl Committer {
             .state()?
             .lock()
             .committing_totals(cut.inodes);
-        let now = self.volume.now();
-        let clock = jiff::Timestamp::new(now.seconds, now.nanoseconds as i32)
+        let clock = jiff::Timestamp::new(time.seconds, time.nanoseconds as i32)
             .unwrap_or(jiff::Timestamp::UNIX_EPOCH);
         let journals = self.journals.as_ref();
         Ok(CommitRequest {
@@ -302,11 +313,6 @@ impl Committer {
                 recovered: is_snapshot_only,
             }),
         })
-    }
-
-    /// Returns true if the commit can be made without its snapshot.
-    fn may_leave_out(&self, snapshot: &Option<SnapshotRequest>) -> bool {
-        snapshot.is_some() && !self.root.is_snapshot_only()
     }
 
     /// Looks once more for a commit whose answer was lost, so that its callers learn the known

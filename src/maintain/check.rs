@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use bkfs_chunker::budget::MemoryBudget;
 use bkfs_chunker::content_store::{ContentStore, ContentStoreConfig};
-use bkfs_chunker::crypto::Keyring;
+use bkfs_chunker::crypto::{Class, Keyring};
 use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::pack::PackName;
@@ -367,7 +367,7 @@ impl Findings {
             for id in recovery_base.records() {
                 let who = recovery_bases::name_of(recovery_base);
                 let record = recovery_bases::record_of(&self.content_store, id).await?;
-                if record.is_none() && !self.content_store.places(&id).is_empty() {
+                if record.is_none() && self.is_unreadable(&id) {
                     let what = format!("the commit record {id} of {who} cannot be read");
                     self.unresolved(ROOT_KEY, what, id);
                 }
@@ -449,6 +449,20 @@ impl Findings {
             tree,
         };
         snapshots.chain(volumes).map(named).collect()
+    }
+
+    /// Returns true if a commit record has places and the store refuses none of them: what it refuses
+    /// is reported already, and may be whole.
+    fn is_unreadable(&self, id: &Id) -> bool {
+        let places = self.content_store.places(id);
+        let keys = places
+            .iter()
+            .map(|place| place.pack.key(Class::MetadataPack));
+        let keys: HashSet<String> = keys.collect();
+        let mut problems = self.report.problems.iter();
+        let is_refused = problems
+            .any(|problem| problem.kind == ProblemKind::Refused && keys.contains(&problem.object));
+        !keys.is_empty() && !is_refused
     }
 
     fn unresolved(&mut self, object: &str, what: String, id: Id) {

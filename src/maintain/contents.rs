@@ -409,10 +409,7 @@ impl Learned {
                 continue;
             };
             if *fact != edge.expected {
-                let what = format!(
-                    "node {} does not match the entry of its parent",
-                    edge.child
-                );
+                let what = format!("node {} does not match the entry of its parent", edge.child);
                 let key = edge.pack.key(Class::MetadataPack);
                 report.add(Problem::new(key, ProblemKind::Inconsistent, what));
             }

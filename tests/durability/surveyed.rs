@@ -194,7 +194,7 @@ fn a_spool_of_another_volume_that_cannot_be_brought_stays() {
             false => {
                 let key = key(&files(&disk, ".data+")[0]);
                 let refusal = Strike::with(Fault::FailBefore(StoreErrorKind::Invalid));
-                faults.plan(refusal.on(Operation::Put).keys(&key).always());
+                faults.plan(refusal.on(Operation::PutNew).keys(&key).always());
             }
         }
         let settings = |volume: &str| Settings {
@@ -204,7 +204,11 @@ fn a_spool_of_another_volume_that_cannot_be_brought_stays() {
         let host = Host::spooling_through(faults.clone(), &disk, settings("other"));
         let host = host.expect("of another volume");
         let news = host.assembled.spool_news();
-        assert_eq!(news.stranded.len(), 1, "{news:?}");
+        assert_eq!(
+            news.stranded.len(),
+            1,
+            "of the disk: {is_of_disk}: {news:?}"
+        );
         assert_eq!(news.stranded[0].path, directory.display().to_string());
         assert!(news.stranded[0].bytes > 0);
         host.finish().expect("unmounted");

@@ -76,6 +76,7 @@ def environment(target):
     """The environment of builds in a target directory, and of their tests."""
     settings = dict(os.environ, CARGO_TARGET_DIR=str(target))
     # No test here is about speed, and no backtrace is read: what a build costs counts.
+    settings.setdefault("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
     settings.setdefault("CARGO_PROFILE_DEV_DEBUG", "0")
     settings.pop(SWITCH, None)
     return settings

@@ -62,11 +62,11 @@ impl Drop for Teller {
 pub fn text(outage: &Outage, timeout: Duration) -> String {
     let lasts = outage.since.elapsed();
     let end = match fails_in(outage, timeout) {
-        Some(left) => format!("what waits for it fails in {} s", left.as_secs()),
-        None => "what waits for it fails".to_owned(),
+        Some(left) => format!("waiting requests fail in {} s", left.as_secs()),
+        None => "waiting requests fail".to_owned(),
     };
     format!(
-        "the store has not done its part for {} s ({}): {}; {} requests are under way; {end}",
+        "the store has not answered as needed for {} s ({}): {}; {} requests are in flight; {end}",
         lasts.as_secs(),
         outage.cause(),
         outage.error,
@@ -226,6 +226,6 @@ mod tests {
         }
         tokio::time::advance(Duration::from_secs(20)).await;
         let told = text(&outage(since), Duration::from_secs(20));
-        assert!(told.ends_with("what waits for it fails"), "{told}");
+        assert!(told.ends_with("waiting requests fail"), "{told}");
     }
 }

@@ -225,7 +225,6 @@ impl<'a> Judge<'a, '_> {
         let absent = self.absent_packs().await?;
         let mut previous = None;
         for (number, journal) in &self.journals {
-            let before = previous.replace(*number);
             let Ok(read) = &journal.read else {
                 if let Some(damage) = self.unreadable(*number, journal).await? {
                     return Ok(Some((*number, damage)));
@@ -235,6 +234,7 @@ impl<'a> Judge<'a, '_> {
             if read.last <= self.covered.operation {
                 continue;
             }
+            let before = previous.replace(*number);
             if let Some(key) = self.missing_before(*number, before, journal).await? {
                 let next = journal.path();
                 return Ok(Some((*number, Damage::NoJournal { key, next })));
@@ -268,9 +268,10 @@ impl<'a> Judge<'a, '_> {
         Ok(Some(Damage::Journal { path, why }))
     }
 
-    /// The key of the first journal between `before`, the last one of the spool, and `number` that
-    /// the bucket does not have. If the root does not say which journals commits cover, only the
-    /// one right before `number` is asked for.
+    /// The key of the first journal between `before`, the last uncovered one of the spool, and
+    /// `number` that the bucket does not have. If the root does not say which journals commits
+    /// cover, and there is none in the spool, only the one right before `number` is asked for:
+    /// others may be covered and deleted.
     async fn missing_before(
         &self,
         number: u64,

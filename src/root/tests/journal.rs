@@ -74,7 +74,7 @@ async fn journals(store: &Arc<dyn Store>) -> Vec<String> {
 
 /// Returns the first and last operation of each entry that a new holder finds.
 async fn found(store: &Arc<dyn Store>, seed: u64) -> Vec<Vec<(u64, u64)>> {
-    let new_holder = enter(store, seed, "new holder").await.expect("taken");
+    let new_holder = enter(store, seed, "next").await.expect("taken");
     let ranges = |entries: &[JournalEntry]| {
         let ranges = entries.iter().map(|entry| (entry.first, entry.last));
         ranges.collect()
@@ -187,13 +187,9 @@ async fn what_lies_behind_a_gap_is_set_aside() {
         ..entry(4)
     };
     put(&store, &like, 4, &behind).await;
-    let refused = enter(&store, 2, "new holder")
-        .await
-        .expect_err("3 is missing");
+    let refused = enter(&store, 2, "next").await.expect_err("3 is missing");
     assert_eq!(refused.kind(), ErrorKind::Damaged, "{refused}");
-    let new_holder = enter_as(&store, 3, "new holder", true)
-        .await
-        .expect("accepted");
+    let new_holder = enter_as(&store, 3, "next", true).await.expect("accepted");
     let [ended_session] = new_holder.ended_sessions() else {
         panic!("one was there");
     };
@@ -266,9 +262,7 @@ async fn a_journal_that_cannot_be_read_is_not_passed_over() {
             };
             put(&store, &key, 1, &empty).await;
         }
-        let error = enter(&store, 2, "new holder")
-            .await
-            .expect_err("acknowledged");
+        let error = enter(&store, 2, "next").await.expect_err("acknowledged");
         assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
         let root = &process(store.clone(), 3).await.current().root;
         assert_eq!(root.sessions.len(), 1, "the new holder has left");
@@ -590,7 +584,7 @@ async fn a_covered_journal_need_not_be_readable() {
     store.delete(&damaged).await.expect("deleted");
     let noise = Bytes::from_static(b"noise");
     store.put_new(&damaged, vec![noise]).await.expect("put");
-    let new_holder = enter(&store, 2, "new holder").await.expect("taken");
+    let new_holder = enter(&store, 2, "next").await.expect("taken");
     let [ended_session] = new_holder.ended_sessions() else {
         panic!("one was there");
     };

@@ -220,7 +220,7 @@ mod tests {
             "data/1",
             "answered 507",
             "3 requests",
-            "fails in 13 s",
+            "fail in 13 s",
         ] {
             assert!(told.contains(word), "{word}: {told}");
         }

@@ -23,6 +23,7 @@ use crate::vfs::special::Control;
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
 use crate::volume::requests::{CommitOutcome, SnapshotRequest};
+use crate::volume::state_lock::{HOLD_LIMITS_US, Holds};
 use crate::volume::unsaved::Unsaved;
 
 /// How long changes wait, from the end of the commit, for an announced unmount.
@@ -283,6 +284,27 @@ async fn drain(
     Ok(committed)
 }
 
+/// Appends the histogram of how long the state of the volume was locked, and the longest hold.
+fn put_holds(text: &mut String, holds: &Holds) {
+    let name = "bkfs_state_lock_hold_seconds";
+    let mut put = |line: String| text.extend([line.as_str(), "\n"]);
+    put(format!("# TYPE {name} histogram"));
+    let mut count = 0;
+    for (number, classes) in holds.counts.iter().enumerate() {
+        count += classes;
+        let limit = HOLD_LIMITS_US.get(number).map_or_else(
+            || "+Inf".to_owned(),
+            |limit_us| (*limit_us as f64 / 1e6).to_string(),
+        );
+        put(format!("{name}_bucket{{le=\"{limit}\"}} {count}"));
+    }
+    put(format!("{name}_sum {}", holds.total.as_secs_f64()));
+    put(format!("{name}_count {count}"));
+    let longest = "bkfs_state_lock_longest_hold_seconds";
+    put(format!("# TYPE {longest} gauge"));
+    put(format!("{longest} {}", holds.longest.as_secs_f64()));
+}
+
 #[async_trait]
 impl Control for MountControl {
     fn status(&self) -> String {
@@ -333,6 +355,7 @@ impl Control for MountControl {
             put("healthy", "gauge", u64::from(volume.failure().is_none()));
             put("inodes", "gauge", volume.view.totals().inodes);
             put("content_bytes", "gauge", volume.view.totals().bytes);
+            put_holds(&mut text, &volume.view.holds());
         }
         text
     }

@@ -38,6 +38,9 @@ use crate::volume::usage::Leaving;
 /// removed in several steps; each step stores the nodes at its boundary once more.
 const GONE_AT_ONCE: usize = 1 << 16;
 
+/// Number of files with dirty bytes that are listed while the state is locked once.
+const LISTED_AT_ONCE: usize = 4096;
+
 /// Time limit for finding out the outcome of a commit whose answer was lost. By then the store has
 /// already been silent for its whole timeout.
 const SETTLING: Duration = Duration::from_secs(3);
@@ -214,13 +217,12 @@ impl Committer {
     /// Builds the tree of the layer of the cut over the base, and returns its root node.
     async fn build(&self) -> Result<Id, VolumeError> {
         self.store_contents().await?;
-        let (base, mut dropped) = {
+        let (base, dropped) = {
             let state = self.volume.view.state()?.lock();
             let Some(layer) = &state.committing else {
                 return Ok(state.base);
             };
-            let dropped: Vec<u64> = layer.dropped.iter().copied().collect();
-            (state.base, dropped)
+            (state.base, Arc::clone(&layer.dropped))
         };
         let nodes = self.volume.view.nodes();
         let sink = NewNodes {
@@ -228,6 +230,7 @@ impl Committer {
             cache: nodes,
         };
         // In the order of the tree, so that each of its nodes is read once.
+        let mut dropped: Vec<u64> = dropped.iter().copied().collect();
         dropped.sort_unstable();
         let (mut tree, mut gone) = (base, Vec::new());
         for inode in dropped {
@@ -252,10 +255,8 @@ impl Committer {
                 let Some(layer) = &state.committing else {
                     return Ok(());
                 };
-                (
-                    layer.epoch,
-                    layer.data.keys().copied().collect::<Vec<u64>>(),
-                )
+                let files = layer.data.keys().take(LISTED_AT_ONCE);
+                (layer.epoch, files.copied().collect::<Vec<u64>>())
             };
             if files.is_empty() {
                 return Ok(());
@@ -335,15 +336,16 @@ impl Committer {
             let covered = cut.covered;
             tokio::spawn(async move { journals.covered(covered).await });
         }
-        {
+        let layer = {
             let mut state = self.volume.view.state()?.lock();
-            state.committed(tree);
             state.covered = state.covered.max(cut.covered);
-        }
+            state.committed(tree)
+        };
         self.cut = None;
         self.generation = generation;
         self.volume.usage.landed(&cut.unsent);
         *self.volume.last_commit.lock() = Some(self.volume.now());
+        drop(layer);
         Ok(())
     }
 

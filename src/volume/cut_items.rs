@@ -6,11 +6,10 @@
 use std::ops::Bound;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 
 use crate::tree::item::Item;
 use crate::tree::key::Key;
-use crate::volume::state::VolumeState;
+use crate::volume::state_lock::StateLock;
 
 /// Number of items that are encoded while the state is locked once.
 const ENCODED_AT_ONCE: usize = 512;
@@ -20,7 +19,7 @@ const ENCODED_AT_ONCE: usize = 512;
 /// The state is locked for a few items at a time. This is safe because the layer does not change
 /// after all its dirty bytes are stored.
 pub struct CutItems<'a> {
-    state: &'a Mutex<VolumeState>,
+    state: &'a StateLock,
     /// Items up to this key have been taken.
     taken: Bound<Key>,
     ready: std::vec::IntoIter<Encoded>,
@@ -31,7 +30,7 @@ pub type Encoded = (Key, Option<Bytes>);
 
 impl<'a> CutItems<'a> {
     /// Returns the items of the layer of the cut.
-    pub fn new(state: &'a Mutex<VolumeState>) -> Self {
+    pub fn new(state: &'a StateLock) -> Self {
         CutItems {
             state,
             taken: Bound::Unbounded,
@@ -86,7 +85,7 @@ pub fn without(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::state::Totals;
+    use crate::volume::state::{Totals, VolumeState};
     use bkfs_chunker::id::Id;
 
     #[test]
@@ -98,7 +97,7 @@ mod tests {
             state.active.set(Key::orphan(inode), item);
         }
         state.cut();
-        let state = Mutex::new(state);
+        let state = StateLock::new(state);
         let mut seen = 0;
         for (key, value) in CutItems::new(&state) {
             assert!(state.try_lock().is_some());

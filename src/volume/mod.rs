@@ -7,6 +7,7 @@
 //! ```text
 //!   namespace, data, attributes   operations: each a transaction on the layers
 //!   transaction, state, dirty     the layers in memory                   (dirty, state: pure)
+//!   state_lock                    their lock, and how long it is held
 //!   view, seek                    reads of layers and tree as one
 //!   flush, writeback              dirty bytes → extents; when that is done in the background
 //!   deposit                       a file that arrives as one stream, named when complete
@@ -65,6 +66,7 @@ pub mod room;
 pub mod root_failure;
 pub mod seek;
 pub mod state;
+pub mod state_lock;
 pub mod transaction;
 pub mod unsaved;
 pub mod usage;

@@ -20,6 +20,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
+use std::sync::Arc;
 
 use bkfs_chunker::id::Id;
 
@@ -53,8 +54,9 @@ pub struct Layer {
     pub epoch: u64,
     /// Changed items; `None` hides an item below.
     pub items: BTreeMap<Key, Option<Item>>,
-    /// Inodes of which everything below is hidden.
-    pub dropped: HashSet<u64>,
+    /// Inodes of which everything below is hidden. Shared, so that a commit takes the set of its
+    /// layer in constant time; only the set of the active layer changes, which is not shared.
+    pub dropped: Arc<HashSet<u64>>,
     /// Dirty bytes of files.
     pub data: HashMap<u64, DirtyRanges>,
     /// The places in it that changed since the last journal.
@@ -133,7 +135,7 @@ impl Layer {
             self.data_cost -= ranges.cost();
             self.data_bytes -= ranges.data_bytes();
         }
-        self.dropped.insert(inode);
+        Arc::make_mut(&mut self.dropped).insert(inode);
     }
 }
 
@@ -524,9 +526,13 @@ impl VolumeState {
     }
 
     /// Makes `base` the base, which contains the committing layer, and removes that layer.
-    pub fn committed(&mut self, base: Id) {
+    ///
+    /// It returns the layer, because freeing a million items takes longer than the state may be
+    /// locked: the caller unlocks the state first.
+    #[must_use = "the layer is to be freed after the state is unlocked"]
+    pub fn committed(&mut self, base: Id) -> Option<Layer> {
         self.base = base;
-        self.committing = None;
+        self.committing.take()
     }
 
     /// Returns the memory of dirty bytes in both layers, in bytes.
@@ -652,7 +658,7 @@ mod tests {
         let epoch = state.active.epoch;
         let taken = state.take_delta();
         state.cut();
-        state.committed(Id([1; 32]));
+        drop(state.committed(Id([1; 32])));
         state.return_delta(epoch, taken);
         assert!(!state.is_unjournaled());
     }

@@ -87,7 +87,7 @@ impl View {
             for (inode, ranges) in &layer.data {
                 *changed.inodes.entry(*inode).or_default() += ranges.data_bytes();
             }
-            for inode in &layer.dropped {
+            for inode in layer.dropped.iter() {
                 changed.inodes.entry(*inode).or_default();
             }
         }

@@ -14,7 +14,6 @@ use bkfs_chunker::content_store::{ContentStore, Prefetch};
 use bkfs_chunker::extent::Piece;
 use bkfs_chunker::id::Id;
 use bytes::Bytes;
-use parking_lot::Mutex;
 
 use crate::extents::Placed;
 use crate::tree::item::{Attributes, Item};
@@ -24,6 +23,7 @@ use crate::volume::dirty::Part;
 use crate::volume::error::VolumeError;
 use crate::volume::nodes::{Nodes, decode_item};
 use crate::volume::state::{Below, Changes, ExtentChanges, Found, Scope, Totals, VolumeState};
+use crate::volume::state_lock::{Holds, StateLock};
 
 /// Zeroes that stand for holes.
 static ZEROES: [u8; 256 * 1024] = [0; 256 * 1024];
@@ -35,7 +35,7 @@ const HIDDEN_MAX: usize = 8;
 /// The items and bytes of one volume or snapshot. Cheap to clone.
 #[derive(Clone)]
 pub struct View {
-    state: Arc<Mutex<VolumeState>>,
+    state: Arc<StateLock>,
     nodes: Arc<Nodes>,
     writable: bool,
 }
@@ -74,7 +74,7 @@ impl View {
     /// Returns a view of a tree that never changes.
     pub fn frozen(nodes: Arc<Nodes>, tree: Id, totals: Totals) -> View {
         View {
-            state: Arc::new(Mutex::new(VolumeState::new(tree, totals))),
+            state: Arc::new(StateLock::new(VolumeState::new(tree, totals))),
             nodes,
             writable: false,
         }
@@ -83,7 +83,7 @@ impl View {
     /// Returns a view of a volume that changes.
     pub fn live(nodes: Arc<Nodes>, tree: Id, totals: Totals) -> View {
         View {
-            state: Arc::new(Mutex::new(VolumeState::new(tree, totals))),
+            state: Arc::new(StateLock::new(VolumeState::new(tree, totals))),
             nodes,
             writable: true,
         }
@@ -93,7 +93,7 @@ impl View {
     ///
     /// # Errors
     /// [`VolumeError::ReadOnly`] for frozen views.
-    pub fn state(&self) -> Result<&Mutex<VolumeState>, VolumeError> {
+    pub fn state(&self) -> Result<&StateLock, VolumeError> {
         if self.writable {
             Ok(&self.state)
         } else {
@@ -114,6 +114,11 @@ impl View {
     /// Returns the inodes and bytes of the volume. Dirty bytes are not counted yet.
     pub fn totals(&self) -> Totals {
         self.state.lock().totals
+    }
+
+    /// Returns how long the lock of the state was held so far.
+    pub fn holds(&self) -> Holds {
+        self.state.holds()
     }
 
     /// Returns the root node of the tree below the layers.

@@ -1,0 +1,168 @@
+//! The lock of a volume's state, and how long it is held.
+//!
+//! Owns: the measurement. Does not own: the state, nor what is done under the lock.
+//!
+//! Every operation of a mount takes this lock, so the longest hold is the longest time for which
+//! one operation delays another.
+
+use std::ops::{Deref, DerefMut};
+use std::panic::Location;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::volume::state::VolumeState;
+
+/// The upper limits of the classes of holds, in microseconds. A last class has no limit.
+pub const HOLD_LIMITS_US: [u64; 9] = [10, 50, 100, 500, 1_000, 5_000, 10_000, 50_000, 250_000];
+
+/// A hold that is at least this long is logged, at the level `debug`.
+const LOGGED: Duration = Duration::from_millis(5);
+
+/// How often and how long the lock was held.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Holds {
+    /// The number of holds up to each limit of [`HOLD_LIMITS_US`], not counting those up to the
+    /// limit before it; then the number of longer holds.
+    pub counts: [u64; HOLD_LIMITS_US.len() + 1],
+    /// The sum of all holds.
+    pub total: Duration,
+    /// The longest hold.
+    pub longest: Duration,
+}
+
+impl Holds {
+    fn add(&mut self, hold: Duration) {
+        let class =
+            HOLD_LIMITS_US.partition_point(|limit_us| u128::from(*limit_us) < hold.as_micros());
+        self.counts[class] += 1;
+        self.total += hold;
+        self.longest = self.longest.max(hold);
+    }
+}
+
+#[derive(Debug)]
+struct Measured {
+    state: VolumeState,
+    holds: Holds,
+}
+
+/// A volume's state under its lock.
+#[derive(Debug)]
+pub struct StateLock(Mutex<Measured>);
+
+impl StateLock {
+    /// Returns the lock of `state`.
+    pub fn new(state: VolumeState) -> Self {
+        let holds = Holds::default();
+        Self(Mutex::new(Measured { state, holds }))
+    }
+
+    /// Waits for the lock, and takes it.
+    #[track_caller]
+    pub fn lock(&self) -> StateGuard<'_> {
+        StateGuard::measuring(self.0.lock())
+    }
+
+    /// Takes the lock if it is free.
+    #[track_caller]
+    pub fn try_lock(&self) -> Option<StateGuard<'_>> {
+        let measured = self.0.try_lock()?;
+        Some(StateGuard::measuring(measured))
+    }
+
+    /// Returns how long the lock was held so far.
+    pub fn holds(&self) -> Holds {
+        self.0.lock().holds.clone()
+    }
+}
+
+/// The state, as long as its lock is held.
+#[derive(Debug)]
+pub struct StateGuard<'a> {
+    measured: MutexGuard<'a, Measured>,
+    since: Instant,
+    holder: &'static Location<'static>,
+}
+
+impl<'a> StateGuard<'a> {
+    /// Lets the thread that has waited longest have the lock, if there is one, and takes it again.
+    pub fn give_way(&mut self) {
+        self.count();
+        MutexGuard::bump(&mut self.measured);
+        self.since = Instant::now();
+    }
+
+    fn count(&mut self) {
+        let hold = self.since.elapsed();
+        self.measured.holds.add(hold);
+        if hold >= LOGGED {
+            tracing::debug!(?hold, holder = %self.holder, "the state was locked for long");
+        }
+    }
+
+    #[track_caller]
+    fn measuring(measured: MutexGuard<'a, Measured>) -> Self {
+        Self {
+            measured,
+            since: Instant::now(),
+            holder: Location::caller(),
+        }
+    }
+}
+
+impl Deref for StateGuard<'_> {
+    type Target = VolumeState;
+
+    fn deref(&self) -> &VolumeState {
+        &self.measured.state
+    }
+}
+
+impl DerefMut for StateGuard<'_> {
+    fn deref_mut(&mut self) -> &mut VolumeState {
+        &mut self.measured.state
+    }
+}
+
+impl Drop for StateGuard<'_> {
+    fn drop(&mut self) {
+        self.count();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bkfs_chunker::id::Id;
+
+    use super::*;
+    use crate::volume::state::Totals;
+
+    #[test]
+    fn holds_are_counted_by_their_length() {
+        let mut holds = Holds::default();
+        for us in [0, 10, 11, 1_000, 1_001, 250_000, 250_001, 90_000_000] {
+            holds.add(Duration::from_micros(us));
+        }
+        assert_eq!(holds.counts, [2, 1, 0, 0, 1, 1, 0, 0, 1, 2]);
+        assert_eq!(holds.longest, Duration::from_secs(90));
+        assert_eq!(holds.total, Duration::from_micros(90_502_023));
+    }
+
+    #[test]
+    fn a_hold_is_counted_when_it_ends() {
+        let lock = StateLock::new(VolumeState::new(Id([0; 32]), Totals::default()));
+        let pause = Duration::from_millis(2);
+        {
+            let mut state = lock.lock();
+            assert!(lock.try_lock().is_none());
+            std::thread::sleep(pause);
+            state.operation = 7;
+        }
+        let holds = lock.holds();
+        assert_eq!(holds.counts.iter().sum::<u64>(), 1);
+        assert!(holds.longest >= pause, "{holds:?}");
+        assert_eq!(holds.total, holds.longest);
+        assert_eq!(lock.try_lock().map(|state| state.operation), Some(7));
+    }
+}

@@ -4,11 +4,12 @@
 //! record of changed places (`delta`), the journal's bytes (`operations`), their upload
 //! (`journal`).
 //!
-//! Everything that must be of one moment is taken under the state's lock. Contents of the tree
-//! never change, so they are looked up afterwards.
+//! Everything in a journal is as of one moment (`capturing`). Contents of the tree never change, so
+//! they are looked up afterwards.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
 
@@ -16,12 +17,13 @@ use crate::extents;
 use crate::tree::item::Item;
 use crate::tree::key::Key;
 use crate::volume::Volume;
-use crate::volume::delta::Delta;
+use crate::volume::capturing::{CapturedRange, Moment};
+use crate::volume::delta::{Delta, Ranges};
 use crate::volume::dirty::Part;
 use crate::volume::error::VolumeError;
 use crate::volume::flush::{FLUSHES_AT_ONCE, Reach};
 use crate::volume::operations::{Content, Operations, Piece};
-use crate::volume::state::{ExtentChanges, Found, Scope, Totals, VolumeState};
+use crate::volume::state::{ExtentChanges, Found, Layer, Scope, VolumeState};
 use crate::volume::usage::Leaving;
 
 /// Maximum number of file bytes that a journal carries. Further bytes are stored in packs before
@@ -44,6 +46,12 @@ const PARTS_MAX: usize = 1 << 17;
 /// commit follows instead.
 const ATTEMPTS: u32 = 3;
 
+/// Number of files whose data is summed up while the state is locked once.
+const FILES_AT_ONCE: usize = 256;
+
+/// Number of places that a capture reads while the state is locked once.
+pub(super) const CAPTURED_AT_ONCE: usize = 256;
+
 /// The result of a capture.
 pub enum Captured {
     /// Nothing changed since the last journal or commit.
@@ -61,10 +69,72 @@ pub enum Captured {
 pub struct Taken {
     volume: Arc<Volume>,
     capture: Box<Capture>,
+    /// True until all places were read.
+    is_reading: bool,
     is_written: bool,
 }
 
 impl Taken {
+    /// Begins a capture of everything that changed since the last journal. The caller reads its
+    /// places ([`Taken::read`]).
+    fn begin(volume: &Arc<Volume>, state: &mut VolumeState) -> Self {
+        let capture = Capture {
+            moment: state.begin_capture(),
+            delta: Delta::default(),
+            unsent: volume.usage.cut(),
+            items: Vec::new(),
+            ranges: Vec::new(),
+            next_inode: volume.inode_mark(),
+            parts_max: usize::MAX,
+        };
+        Self {
+            volume: Arc::clone(volume),
+            capture: Box::new(capture),
+            is_reading: true,
+            is_written: false,
+        }
+    }
+
+    /// Reads all places of the capture. Returns false if their contents have too many parts.
+    ///
+    /// Cancel safety: dropped, it leaves a capture under way, which the drop of `self` ends.
+    ///
+    /// # Errors
+    /// [`VolumeError::ReadOnly`] if the view is frozen.
+    async fn read(&mut self, parts_max: usize) -> Result<bool, VolumeError> {
+        let at_once = self.volume.captured_at_once.load(Ordering::Relaxed);
+        self.capture.parts_max = parts_max;
+        let mut parts = 0;
+        loop {
+            let batch = {
+                let mut state = self.volume.view.state()?.lock();
+                let batch = state.capture_some(at_once);
+                state.give_way();
+                batch
+            };
+            let read = batch.ranges.iter().map(CapturedRange::part_count);
+            parts += read.sum::<usize>();
+            self.capture.items.extend(batch.items);
+            self.capture.ranges.extend(batch.ranges);
+            if parts > parts_max {
+                return Ok(false);
+            }
+            if batch.is_last {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        let ended = self.volume.view.state()?.lock().end_capture();
+        self.is_reading = false;
+        if let Some(capturing) = ended {
+            self.capture.delta = capturing.into_delta();
+        }
+        self.capture
+            .items
+            .sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        Ok(true)
+    }
+
     /// Marks the changes as described: a journal in the bucket or in the spool holds them.
     pub(super) fn written(mut self) {
         self.is_written = true;
@@ -87,8 +157,12 @@ impl Drop for Taken {
         }
         usage.stayed(&self.capture.unsent);
         if let Ok(state) = self.volume.view.state() {
-            let delta = std::mem::take(&mut self.capture.delta);
-            state.lock().return_delta(self.capture.epoch, delta);
+            let mut state = state.lock();
+            let delta = match self.is_reading {
+                true => state.end_capture().map(|capturing| capturing.into_delta()),
+                false => Some(std::mem::take(&mut self.capture.delta)),
+            };
+            state.return_delta(self.capture.moment.epoch, delta.unwrap_or_default());
         }
     }
 }
@@ -96,32 +170,28 @@ impl Drop for Taken {
 /// The changes as of one moment. Some contents are still to be looked up in the tree.
 #[derive(Debug)]
 pub struct Capture {
-    /// The first operation that no earlier journal carries.
-    pub first: u64,
-    /// The number of the operation that these changes are. The operations from `first` up to it
-    /// failed, and are part of these changes.
-    pub last: u64,
-    /// The epoch of the layer that was active.
-    epoch: u64,
+    /// The moment.
+    pub moment: Moment,
     /// The places that changed.
     delta: Delta,
     /// Bytes written to files that these changes contain.
     unsent: Leaving,
     items: Vec<(Key, Option<Item>)>,
     ranges: Vec<CapturedRange>,
-    totals: Totals,
     next_inode: u64,
     /// Maximum number of parts of contents.
     parts_max: usize,
 }
 
-/// A range of a file: its dirty parts, and the layers' part of the rest.
-#[derive(Debug)]
-struct CapturedRange {
-    inode: u64,
-    range: Range<u64>,
-    parts: Vec<(Range<u64>, Part)>,
-    below: Option<(ExtentChanges, Found)>,
+/// The data that a journal would carry.
+enum Riding {
+    /// Nothing changed since the last journal or commit.
+    Nothing,
+    /// More items changed than a journal should carry.
+    TooMuch,
+    /// Changes, with the data of files as (bytes, inode), the largest first. A byte that both
+    /// layers hold counts twice. No files if all dirty data is small enough for a journal.
+    Files(Vec<(u64, u64)>),
 }
 
 impl Volume {
@@ -153,34 +223,25 @@ impl Volume {
         parts_max: usize,
     ) -> Result<Captured, VolumeError> {
         for attempt in 1.. {
-            let (files, epoch) = {
-                let mut state = self.view.state()?.lock();
-                if !state.is_unjournaled() {
-                    return Ok(Captured::Nothing);
-                }
-                let files = riding(&state);
-                let bytes: u64 = files.iter().map(|(bytes, _)| bytes).sum();
-                let late = if attempt > ATTEMPTS {
-                    LATE_BYTES_MAX
-                } else {
-                    RIDING_BYTES
-                };
-                if item_count(&state) > items_max || (attempt > ATTEMPTS && bytes > late) {
-                    return Ok(Captured::TooMuch);
-                }
-                if bytes <= late {
-                    let Some(capture) = self.take(&mut state, parts_max) else {
-                        return Ok(Captured::TooMuch);
-                    };
-                    return Ok(Captured::Changes(Taken {
-                        volume: Arc::clone(self),
-                        capture: Box::new(capture),
-                        is_written: false,
-                    }));
-                }
-                (files, state.active.epoch)
+            let epoch = self.view.state()?.lock().active.epoch;
+            let files = match self.riding(items_max)? {
+                Riding::Nothing => return Ok(Captured::Nothing),
+                Riding::TooMuch => return Ok(Captured::TooMuch),
+                Riding::Files(files) => files,
             };
-            let mut left: u64 = files.iter().map(|(bytes, _)| bytes).sum();
+            let bytes: u64 = files.iter().map(|(bytes, _)| bytes).sum();
+            let late = if attempt > ATTEMPTS {
+                LATE_BYTES_MAX
+            } else {
+                RIDING_BYTES
+            };
+            if attempt > ATTEMPTS && bytes > late {
+                return Ok(Captured::TooMuch);
+            }
+            if bytes <= late {
+                return self.take(items_max, parts_max).await;
+            }
+            let mut left = bytes;
             let too_much = files.into_iter().take_while(|(bytes, _)| {
                 let is_too_much = left > RIDING_BYTES / 2;
                 left -= bytes;
@@ -195,34 +256,70 @@ impl Volume {
         Ok(Captured::TooMuch)
     }
 
-    /// Takes the changes; none if their contents have too many parts.
-    fn take(&self, state: &mut VolumeState, parts_max: usize) -> Option<Capture> {
-        let delta = state.take_delta();
-        let Some(ranges) = capture_ranges(state, &delta, parts_max) else {
-            state.return_delta(state.active.epoch, delta);
-            return None;
-        };
-        let mut items = Vec::with_capacity(delta.items.len());
-        for key in &delta.items {
-            match state.find(Scope::Live, key) {
-                Found::Item(item) => items.push((key.clone(), Some(item))),
-                Found::Absent => items.push((key.clone(), None)),
-                // A commit removed the layer that held it, so it is in the tree.
-                Found::Below(_) => {}
+    /// Takes the changes as of one moment.
+    ///
+    /// Cancel safety: dropped, it has taken nothing.
+    ///
+    /// # Errors
+    /// [`VolumeError::ReadOnly`] if the view is frozen.
+    async fn take(
+        self: &Arc<Self>,
+        items_max: usize,
+        parts_max: usize,
+    ) -> Result<Captured, VolumeError> {
+        let mut taken = {
+            let mut state = self.view.state()?.lock();
+            // Other operations ran since the data was summed up.
+            if !state.is_unjournaled() {
+                return Ok(Captured::Nothing);
             }
+            if item_count(&state) > items_max {
+                return Ok(Captured::TooMuch);
+            }
+            Taken::begin(self, &mut state)
+        };
+        match taken.read(parts_max).await? {
+            true => Ok(Captured::Changes(taken)),
+            false => Ok(Captured::TooMuch),
         }
-        Some(Capture {
-            first: state.settled + 1,
-            last: state.operation,
-            parts_max,
-            epoch: state.active.epoch,
-            items,
-            ranges,
-            totals: state.totals,
-            next_inode: self.inode_mark(),
-            delta,
-            unsent: self.usage.cut(),
-        })
+    }
+
+    /// Returns the data that a journal would carry now. Operations go on meanwhile, so it is the
+    /// sum of no single moment.
+    ///
+    /// # Errors
+    /// [`VolumeError::ReadOnly`] if the view is frozen.
+    fn riding(&self, items_max: usize) -> Result<Riding, VolumeError> {
+        let state = self.view.state()?;
+        let mut inodes = {
+            let state = state.lock();
+            if !state.is_unjournaled() {
+                return Ok(Riding::Nothing);
+            }
+            if item_count(&state) > items_max {
+                return Ok(Riding::TooMuch);
+            }
+            let dirty = state.layers(Scope::Live).map(Layer::data_bytes);
+            if dirty.sum::<u64>() <= RIDING_BYTES {
+                return Ok(Riding::Files(Vec::new()));
+            }
+            let layers = state.layers(Scope::Live);
+            let files = layers.flat_map(|layer| layer.delta.changed_files());
+            files.collect::<Vec<u64>>()
+        };
+        inodes.sort_unstable();
+        inodes.dedup();
+        let mut files = Vec::new();
+        for inodes in inodes.chunks(FILES_AT_ONCE) {
+            let mut state = state.lock();
+            let sized = inodes
+                .iter()
+                .map(|inode| (riding_of(&state, *inode), *inode));
+            files.extend(sized.filter(|(bytes, _)| *bytes > 0));
+            state.give_way();
+        }
+        files.sort_unstable_by(|one, other| other.cmp(one));
+        Ok(Riding::Files(files))
     }
 
     /// Notes that a journal entry with fixed bytes carries the changes. The next entry begins after
@@ -231,7 +328,7 @@ impl Volume {
     /// # Errors
     /// [`VolumeError::ReadOnly`] if the view is frozen.
     pub(super) fn is_settled(&self, capture: &Capture) -> Result<(), VolumeError> {
-        self.view.state()?.lock().settled = capture.last;
+        self.view.state()?.lock().settled = capture.moment.last;
         Ok(())
     }
 
@@ -259,7 +356,7 @@ impl Volume {
             items: capture.items.clone(),
             contents,
             next_inode: capture.next_inode,
-            totals: capture.totals,
+            totals: capture.moment.totals,
         }))
     }
 
@@ -366,32 +463,6 @@ impl Below {
     }
 }
 
-/// Returns the layers' part of the contents that `delta` names; none if there are too many parts.
-fn capture_ranges(
-    state: &VolumeState,
-    delta: &Delta,
-    parts_max: usize,
-) -> Option<Vec<CapturedRange>> {
-    let mut captured = Vec::new();
-    let mut parts_left = parts_max;
-    for (inode, ranges) in delta.contents() {
-        for range in ranges.iter() {
-            let (parts, below) = state.contents(Scope::Live, inode, &range);
-            let changes = below
-                .as_ref()
-                .map_or(0, |(below, _)| below.changes.items.len());
-            parts_left = parts_left.checked_sub(parts.len() + changes + 1)?;
-            captured.push(CapturedRange {
-                inode,
-                range,
-                parts,
-                below,
-            });
-        }
-    }
-    Some(captured)
-}
-
 fn item_count(state: &VolumeState) -> usize {
     state
         .layers(Scope::Live)
@@ -399,24 +470,17 @@ fn item_count(state: &VolumeState) -> usize {
         .sum()
 }
 
-/// Returns the data that a journal would carry now, as (bytes, inode), the largest first. A byte
-/// that both layers hold counts twice.
-fn riding(state: &VolumeState) -> Vec<(u64, u64)> {
-    let mut files = Vec::new();
+/// Returns the bytes of a file that a journal would carry now. A byte that both layers hold counts
+/// twice.
+fn riding_of(state: &VolumeState, inode: u64) -> u64 {
     let layers: Vec<_> = state.layers(Scope::Live).collect();
-    for changed in &layers {
-        for (inode, ranges) in changed.delta.contents() {
-            let dirty = |range: Range<u64>| {
-                let data = layers.iter().filter_map(|layer| layer.data.get(&inode));
-                data.map(|dirty| dirty.data_bytes_in(range.clone()))
-                    .sum::<u64>()
-            };
-            let bytes: u64 = ranges.iter().map(dirty).sum();
-            if bytes > 0 {
-                files.push((bytes, inode));
-            }
-        }
-    }
-    files.sort_unstable_by(|one, other| other.cmp(one));
-    files
+    let dirty = |range: Range<u64>| {
+        let data = layers.iter().filter_map(|layer| layer.data.get(&inode));
+        data.map(|dirty| dirty.data_bytes_in(range.clone()))
+            .sum::<u64>()
+    };
+    let changed = layers
+        .iter()
+        .filter_map(|layer| layer.delta.contents_of(inode));
+    changed.flat_map(Ranges::iter).map(dirty).sum()
 }

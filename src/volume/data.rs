@@ -333,6 +333,7 @@ impl Volume {
             let now = self.clock.now();
             let mut state = self.view.state()?.lock();
             state.accepts()?;
+            state.before_contents_change(inode, &range);
             place_extents(&mut state, inode, epoch, plan);
             finish_share(&mut state, inode, range.clone(), now, kill_privileges)?;
             // The shared contents may be unsent themselves.
@@ -409,12 +410,9 @@ fn finish_share(
     if kill_privileges {
         attributes.mode = mode::without_privileges(attributes.mode);
     }
-    let key = Key::attributes(inode);
-    let layer = &mut state.active;
-    layer.delta.item(&key);
-    layer.set(key, Some(Item::Attributes(attributes)));
-    layer.delta.content(inode, range.clone());
-    layer.with_data(inode, |ranges| ranges.forget(range, u64::MAX));
+    state.change_item(Key::attributes(inode), Some(Item::Attributes(attributes)));
+    let shared = range.clone();
+    state.change_data(inode, range, |ranges| ranges.forget(shared, u64::MAX));
     Ok(())
 }
 

@@ -4,8 +4,8 @@
 //! the contents of these places at the moment of its cut. So it is harmless to name a place twice,
 //! or a place that did not change. Pure.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ops::Range;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Bound, Range};
 
 use crate::tree::key::{self, Key};
 
@@ -68,6 +68,20 @@ impl Ranges {
     pub fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.ends.iter().map(|(&start, &end)| start..end)
     }
+
+    /// Returns the ranges that share a byte with `range`, the last first.
+    pub fn overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        let from = range.start;
+        let begun = self.ends.range(..range.end).rev();
+        begun
+            .map(|(&start, &end)| start..end)
+            .take_while(move |range| from < range.end)
+    }
+
+    fn after(&self, start: Bound<u64>) -> Option<Range<u64>> {
+        let (&start, &end) = self.ends.range((start, Bound::Unbounded)).next()?;
+        Some(start..end)
+    }
 }
 
 /// The places that changed.
@@ -77,7 +91,7 @@ pub struct Delta {
     pub items: BTreeSet<Key>,
     /// Inodes that were dropped with all that belongs to them.
     pub dropped: BTreeSet<u64>,
-    contents: HashMap<u64, Ranges>,
+    contents: BTreeMap<u64, Ranges>,
     /// Memory of the ranges of contents, in bytes.
     cost: u64,
 }
@@ -95,9 +109,30 @@ impl Delta {
         }
     }
 
-    /// Returns the ranges of file contents that changed, by inode, in no particular order.
-    pub fn contents(&self) -> impl Iterator<Item = (u64, &Ranges)> {
-        self.contents.iter().map(|(inode, ranges)| (*inode, ranges))
+    /// Returns the inodes of files whose contents changed, in order.
+    pub fn changed_files(&self) -> impl Iterator<Item = u64> + '_ {
+        self.contents.keys().copied()
+    }
+
+    /// Returns the ranges of a file that changed.
+    pub fn contents_of(&self, inode: u64) -> Option<&Ranges> {
+        self.contents.get(&inode)
+    }
+
+    /// Returns the first changed range behind that of this inode and start, in the order of inodes
+    /// and ranges; the first of all for none.
+    pub fn contents_after(&self, last: Option<(u64, u64)>) -> Option<(u64, Range<u64>)> {
+        let Some((inode, start)) = last else {
+            let (inode, ranges) = self.contents.first_key_value()?;
+            return Some((*inode, ranges.after(Bound::Unbounded)?));
+        };
+        let ranges = self.contents.get(&inode);
+        if let Some(range) = ranges.and_then(|ranges| ranges.after(Bound::Excluded(start))) {
+            return Some((inode, range));
+        }
+        let files = (Bound::Excluded(inode), Bound::Unbounded);
+        let (inode, ranges) = self.contents.range(files).next()?;
+        Some((*inode, ranges.after(Bound::Unbounded)?))
     }
 
     /// Returns the memory of the ranges of contents, in bytes.
@@ -226,9 +261,31 @@ mod tests {
         older.absorb(newer);
         assert_eq!(older.items, BTreeSet::from([Key::attributes(8)]));
         assert_eq!(older.dropped, BTreeSet::from([7]));
-        assert_eq!(
-            older.contents().map(|(inode, _)| inode).collect::<Vec<_>>(),
-            [8]
-        );
+        assert_eq!(older.changed_files().collect::<Vec<_>>(), [8]);
+    }
+
+    #[test]
+    fn places_are_found_by_what_they_share_and_one_after_the_other() {
+        let mut delta = Delta::default();
+        for (inode, range) in [(7, 10..20), (9, 0..5), (7, 40..50), (7, 30..31)] {
+            delta.content(inode, range);
+        }
+        let mut all = Vec::new();
+        while let Some((inode, range)) = delta.contents_after(
+            all.last()
+                .map(|(inode, range): &(u64, Range<u64>)| (*inode, range.start)),
+        ) {
+            all.push((inode, range));
+        }
+        assert_eq!(all, [(7, 10..20), (7, 30..31), (7, 40..50), (9, 0..5)]);
+        let found = |range| {
+            let ranges = delta.contents_of(7).expect("it changed");
+            ranges.overlapping(&range).collect::<Vec<_>>()
+        };
+        assert_eq!(found(19..41), [40..50, 30..31, 10..20]);
+        assert!(found(20..30).is_empty());
+        assert_eq!(found(30..31), vec![30..31]);
+        assert!(found(0..10).is_empty() && found(50..60).is_empty());
+        assert!(delta.contents_of(8).is_none());
     }
 }

@@ -509,7 +509,8 @@ impl JournalTask {
             return Ok(Outcome::TooMuch);
         }
         let length = operations.len() as u64;
-        let entry = JournalEntry::new(capture.first..=capture.last, packs, operations);
+        let moment = &capture.moment;
+        let entry = JournalEntry::new(moment.first..=moment.last, packs, operations);
         let settled = self.journal.settle(entry);
         settled.map_err(|error| self.failed(error))?;
         self.volume.is_settled(capture)?;

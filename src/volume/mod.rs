@@ -16,15 +16,17 @@
 //!   root_failure                  what an error of the root means for a volume
 //!   requests                      what waits for a commit or a journal
 //!   unsaved                       files with changes that no commit holds
-//!   delta, capture, operations    changes that no journal has described, and their
-//!                                 description                      (delta, operations: pure)
+//!   delta, capturing, capture, operations
+//!                                 changes that no journal has described, what they were at one
+//!                                 moment, and their description
+//!                                                       (delta, capturing, operations: pure)
 //!   journal, landing, replay      fsync, where it waits, and its replay by a new holder
 //!   rescue                        condemned blobs, stored again
 //! ```
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use bkfs_chunker::ingest::Ingest;
 use parking_lot::Mutex;
@@ -32,6 +34,7 @@ use tokio::sync::mpsc;
 
 use crate::clock::Clock;
 use crate::tree::item::Timestamp;
+use crate::volume::capture::CAPTURED_AT_ONCE;
 use crate::volume::error::VolumeError;
 use crate::volume::locks::InodeLocks;
 use crate::volume::requests::{QueuedCommit, QueuedFsync};
@@ -42,6 +45,7 @@ use crate::volume::view::View;
 
 pub mod attributes;
 pub mod capture;
+pub mod capturing;
 pub mod commit;
 pub mod commit_task;
 pub mod cut_items;
@@ -116,6 +120,8 @@ pub struct Volume {
     fsyncs_waiting: Mutex<Option<mpsc::Receiver<QueuedFsync>>>,
     /// Wakes the journaler when a file was closed: a journal is due soon.
     soon: tokio::sync::Notify,
+    /// Number of places that a journal reads while the state is locked once.
+    captured_at_once: AtomicUsize,
     /// True while an unmount drains: changes wait.
     frozen: tokio::sync::watch::Sender<bool>,
 }
@@ -170,9 +176,17 @@ impl Volume {
             fsyncs,
             fsyncs_waiting: Mutex::new(Some(fsyncs_waiting)),
             soon: tokio::sync::Notify::new(),
+            captured_at_once: AtomicUsize::new(CAPTURED_AT_ONCE),
             frozen: tokio::sync::watch::Sender::new(false),
         };
         (Arc::new(volume), receiver)
+    }
+
+    /// Sets the number of places that a journal reads while the state is locked once, at least one.
+    /// Simulations set it low, so that operations run in the middle of small journals as well.
+    pub fn capture_at_once(&self, places: usize) {
+        self.captured_at_once
+            .store(places.max(1), Ordering::Relaxed);
     }
 
     /// Returns the time of day.

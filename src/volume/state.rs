@@ -27,6 +27,7 @@ use bkfs_chunker::id::Id;
 use crate::extents::{Placed, search_start};
 use crate::tree::item::{Attributes, Extent, Item};
 use crate::tree::key::{self, Key, KeyParts};
+use crate::volume::capturing::Capturing;
 use crate::volume::delta::Delta;
 use crate::volume::dirty::{DirtyRanges, Part};
 use crate::volume::error::VolumeError;
@@ -190,6 +191,8 @@ pub struct VolumeState {
     pub settled: u64,
     /// The last operation that a commit covers.
     pub covered: u64,
+    /// The capture under way, which reads what changed since the last journal.
+    pub(super) capturing: Option<Box<Capturing>>,
     /// The reason why no more changes are accepted; none if they are. The contents of the layers at
     /// that moment are the lost data.
     pub refusal: Option<VolumeError>,
@@ -207,6 +210,7 @@ impl VolumeState {
             operation: 0,
             settled: 0,
             covered: 0,
+            capturing: None,
             refusal: None,
         }
     }
@@ -441,15 +445,6 @@ impl VolumeState {
             .any(|layer| !layer.delta.is_empty())
     }
 
-    /// Takes the changes since the last journal. They become the next operation.
-    pub fn take_delta(&mut self) -> Delta {
-        let older = self.committing.as_mut().map(|layer| &mut layer.delta);
-        let mut delta = older.map(std::mem::take).unwrap_or_default();
-        delta.absorb(std::mem::take(&mut self.active.delta));
-        self.operation += 1;
-        delta
-    }
-
     /// Returns a delta whose journal failed to the layer that was active (`epoch`) when it was
     /// taken. If that layer is committed by now, so is everything that the delta names.
     pub fn return_delta(&mut self, epoch: u64, mut older: Delta) {
@@ -633,21 +628,23 @@ mod tests {
         assert_eq!((seen(Scope::Until(1)), seen(Scope::Live)), (1, 0));
     }
 
+    fn take_delta(state: &mut VolumeState) -> Delta {
+        state.begin_capture();
+        state.end_capture().expect("it is under way").into_delta()
+    }
+
     #[test]
     fn a_delta_comes_back_below_what_was_changed_since() {
         let mut state = state();
         state.active.delta.content(7, 0..10);
         let epoch = state.active.epoch;
-        let taken = state.take_delta();
+        let taken = take_delta(&mut state);
         state.active.drop_inode(7);
         state.cut();
         state.active.delta.content(8, 0..10);
         state.return_delta(epoch, taken);
-        let delta = state.take_delta();
-        assert_eq!(
-            delta.contents().map(|(inode, _)| inode).collect::<Vec<_>>(),
-            [8]
-        );
+        let delta = take_delta(&mut state);
+        assert_eq!(delta.changed_files().collect::<Vec<_>>(), [8]);
         assert_eq!(delta.dropped.iter().copied().collect::<Vec<_>>(), [7]);
     }
 
@@ -656,7 +653,7 @@ mod tests {
         let mut state = state();
         state.active.delta.content(7, 0..10);
         let epoch = state.active.epoch;
-        let taken = state.take_delta();
+        let taken = take_delta(&mut state);
         state.cut();
         drop(state.committed(Id([1; 32])));
         state.return_delta(epoch, taken);

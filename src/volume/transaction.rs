@@ -145,23 +145,18 @@ impl Transaction<'_> {
 fn apply(state: &mut VolumeState, effects: Vec<Effect>, inodes: i64, bytes: i64) {
     let stamp = state.next_stamp();
     state.count(inodes, bytes);
-    let layer = &mut state.active;
     for effect in effects {
         match effect {
-            Effect::Set(key, item) => {
-                layer.delta.item(&key);
-                layer.set(key, item);
-            }
-            Effect::Drop(inode) => layer.drop_inode(inode),
+            Effect::Set(key, item) => state.change_item(key, item),
+            Effect::Drop(inode) => state.drop_inode(inode),
             Effect::Write {
                 inode,
                 offset,
                 data,
                 is_private,
             } => {
-                let end = offset + data.len() as u64;
-                layer.delta.content(inode, offset..end);
-                layer.with_data(inode, |ranges| {
+                let range = offset..offset + data.len() as u64;
+                state.change_data(inode, range, |ranges| {
                     if is_private {
                         ranges.set_private();
                     }
@@ -173,8 +168,8 @@ fn apply(state: &mut VolumeState, effects: Vec<Effect>, inodes: i64, bytes: i64)
                 });
             }
             Effect::Zero { inode, range } => {
-                layer.delta.content(inode, range.clone());
-                layer.with_data(inode, |ranges| ranges.zero(range, stamp))
+                let zeroes = range.clone();
+                state.change_data(inode, range, |ranges| ranges.zero(zeroes, stamp));
             }
         }
     }

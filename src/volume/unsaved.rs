@@ -168,7 +168,7 @@ impl View {
             let delta = &layer.delta;
             inodes.extend(delta.items.iter().filter_map(|key| key.inode().ok()));
             inodes.extend(&delta.dropped);
-            inodes.extend(delta.contents().map(|(inode, _)| inode));
+            inodes.extend(delta.changed_files());
         }
         inodes
     }

@@ -49,6 +49,9 @@ pub struct Manners {
     pub is_wide: bool,
     /// Whether some writes are so large that close(2) waits for their data.
     pub is_large: bool,
+    /// Number of places that a journal reads before other operations run, or `None` for the
+    /// product's number, which is more than a world ever changes.
+    pub captured_at_once: Option<usize>,
     /// Whether there are no faults other than the weather.
     pub is_calm: bool,
     /// Longest extra time of a pack, in milliseconds, in addition to the time for its bytes. With
@@ -95,6 +98,11 @@ impl Manners {
             },
             is_wide,
             is_large,
+            captured_at_once: match (is_wide, is_spread) {
+                (true, _) => Some(1),
+                (_, true) => Some(3),
+                (_, false) => None,
+            },
             is_calm,
             spread_ms: if is_spread {
                 random.random_range(200..6_000)
@@ -127,6 +135,7 @@ impl Default for Manners {
             spool_bytes: SMALL_SPOOL_BYTES,
             is_wide: false,
             is_large: false,
+            captured_at_once: None,
             is_calm: false,
             spread_ms: 0,
             rate: None,

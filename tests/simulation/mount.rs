@@ -186,6 +186,9 @@ pub async fn mount(store: Arc<dyn Store>, wish: &Wish) -> Result<Mount, Refused>
         },
     };
     let assembled = plan.assemble(&tokio::runtime::Handle::current()).await?;
+    if let (Some(volume), Some(places)) = (assembled.volume(), wish.manners.captured_at_once) {
+        volume.capture_at_once(places);
+    }
     let client = Client(assembled.vfs.clone());
     Ok(Mount {
         assembled,

@@ -1,0 +1,240 @@
+//! A capture that is read while operations go on, compared with one that is read at once.
+
+use std::collections::BTreeMap;
+
+use bkfs_chunker::id::Id;
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+
+/// The inodes of the files; each is dropped at most once, and never comes back.
+const FILES: u64 = 4;
+/// The length of each file in bytes.
+const LENGTH: u64 = 24;
+
+#[derive(Debug, Clone)]
+enum Operation {
+    Item(u64, u8, bool),
+    Write(u64, Range<u64>, u8),
+    Zero(u64, Range<u64>),
+    Share(u64, Range<u64>),
+    Drop(u64),
+    Cut,
+    Commit,
+}
+
+fn range() -> impl Strategy<Value = Range<u64>> {
+    (0..LENGTH, 1..8u64).prop_map(|(start, length)| start..(start + length).min(LENGTH))
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    let file = || 7..7 + FILES;
+    prop_oneof![
+        4 => (file(), 0..4u8, any::<bool>()).prop_map(|(f, name, set)| Operation::Item(f, name, set)),
+        6 => (file(), range(), any::<u8>()).prop_map(|(f, range, byte)| Operation::Write(f, range, byte)),
+        2 => (file(), range()).prop_map(|(f, range)| Operation::Zero(f, range)),
+        2 => (file(), range()).prop_map(|(f, range)| Operation::Share(f, range)),
+        1 => file().prop_map(Operation::Drop),
+        1 => Just(Operation::Cut),
+        1 => Just(Operation::Commit),
+    ]
+}
+
+/// A state, the inodes that were dropped, and a counter that makes every item and byte new.
+struct World {
+    state: VolumeState,
+    dropped: Vec<u64>,
+    count: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            state: VolumeState::new(Id([0; 32]), Totals::default()),
+            dropped: Vec::new(),
+            count: 0,
+        }
+    }
+
+    fn run(&mut self, operation: &Operation) {
+        self.count += 1;
+        let inode = match operation {
+            Operation::Item(inode, ..)
+            | Operation::Write(inode, ..)
+            | Operation::Zero(inode, _)
+            | Operation::Share(inode, _)
+            | Operation::Drop(inode) => *inode,
+            Operation::Cut => {
+                if self.state.committing.is_none() {
+                    self.state.cut();
+                }
+                return;
+            }
+            Operation::Commit => {
+                // Only a layer without dirty bytes is committed. Its extents are then in the tree,
+                // which this test does not have, so it may hold none either.
+                let layer = self.state.committing.as_ref();
+                let is_stored = layer.is_some_and(|layer| {
+                    let is_content =
+                        |key: &Key| matches!(key.parse(), Ok(key::KeyParts::Extent { .. }));
+                    layer.data.is_empty() && !layer.items.keys().any(is_content)
+                });
+                if is_stored {
+                    drop(self.state.committed(Id([1; 32])));
+                }
+                return;
+            }
+        };
+        if self.dropped.contains(&inode) {
+            return;
+        }
+        let stamp = self.state.next_stamp();
+        match operation.clone() {
+            Operation::Item(_, name, is_set) => {
+                let key = Key::xattr(inode, &[b'a' + name]);
+                let value = Bytes::from(self.count.to_string());
+                self.state
+                    .change_item(key, is_set.then_some(Item::Xattr(value)));
+            }
+            Operation::Write(_, range, byte) => {
+                let bytes = vec![byte; (range.end - range.start) as usize];
+                let at = range.start;
+                self.state
+                    .change_data(inode, range, |ranges| ranges.write(at, &bytes, stamp));
+            }
+            Operation::Zero(_, range) => {
+                let zeroes = range.clone();
+                self.state
+                    .change_data(inode, range, |ranges| ranges.zero(zeroes, stamp));
+            }
+            Operation::Share(_, range) => self.share(inode, range),
+            Operation::Drop(_) => {
+                self.dropped.push(inode);
+                self.state.drop_inode(inode);
+            }
+            Operation::Cut | Operation::Commit => unreachable!("they have no inode"),
+        }
+    }
+
+    /// Puts one new extent per byte in a range, as a share of extents does.
+    fn share(&mut self, inode: u64, range: Range<u64>) {
+        self.state.before_contents_change(inode, &range);
+        for offset in range.clone() {
+            let mut id = [0; 32];
+            id[..8].copy_from_slice(&(self.count * 100 + offset).to_le_bytes());
+            let extent = crate::tree::item::Extent {
+                length: 1,
+                target: crate::tree::item::Target::Chunk(Id(id)),
+                target_offset: 0,
+                open: false,
+            };
+            let active = &mut self.state.active;
+            active.set(Key::extent(inode, offset), Some(Item::Extent(extent)));
+        }
+        let shared = range.clone();
+        self.state
+            .change_data(inode, range, |ranges| ranges.forget(shared, u64::MAX));
+    }
+}
+
+/// What a capture says: items, and for each captured byte of a file what it is.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Said {
+    items: BTreeMap<Key, Option<Item>>,
+    bytes: BTreeMap<(u64, u64), String>,
+}
+
+impl Said {
+    fn add(&mut self, batch: Batch) {
+        self.items.extend(batch.items);
+        for captured in batch.ranges {
+            for at in captured.range.clone() {
+                let said = byte_at(&captured, at);
+                let before = self.bytes.insert((captured.inode, at), said.clone());
+                assert!(
+                    before.is_none_or(|before| before == said),
+                    "two answers for one byte"
+                );
+            }
+        }
+    }
+}
+
+fn byte_at(captured: &CapturedRange, at: u64) -> String {
+    for (range, part) in &captured.parts {
+        if range.contains(&at) {
+            return match part {
+                Part::Data(bytes) => bytes[(at - range.start) as usize].to_string(),
+                Part::Zero => "zero".to_owned(),
+            };
+        }
+    }
+    let (below, _) = captured.below.as_ref().expect("the parts do not cover it");
+    match below.changes.items.get(&Key::extent(captured.inode, at)) {
+        Some(Some(Item::Extent(extent))) => format!("{:?}", extent.target),
+        _ => "below".to_owned(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Whatever runs between the steps of a capture, it holds what a capture that is read at once
+    /// holds.
+    #[test]
+    fn a_capture_is_as_of_its_moment(
+        before in proptest::collection::vec(operation(), 0..30),
+        meanwhile in proptest::collection::vec((operation(), 0..3usize), 0..30),
+        limit in 1..4usize,
+    ) {
+        let (mut one, mut other) = (World::new(), World::new());
+        for operation in &before {
+            one.run(operation);
+            other.run(operation);
+        }
+        let moments = (one.state.begin_capture(), other.state.begin_capture());
+        prop_assert_eq!(moments.0, moments.1);
+        let (mut at_once, mut in_steps) = (Said::default(), Said::default());
+        let whole = one.state.capture_some(usize::MAX);
+        prop_assert!(whole.is_last);
+        at_once.add(whole);
+        let mut is_last = false;
+        for (operation, steps) in &meanwhile {
+            for _ in 0..*steps {
+                let batch = other.state.capture_some(limit);
+                is_last = batch.is_last;
+                in_steps.add(batch);
+            }
+            other.run(operation);
+        }
+        while !is_last {
+            let batch = other.state.capture_some(limit);
+            is_last = batch.is_last;
+            in_steps.add(batch);
+        }
+        // A commit meanwhile moves items into the tree; a capture leaves those out, because the
+        // tree has them.
+        at_once.items.retain(|key, _| in_steps.items.contains_key(key) || other.has(key));
+        prop_assert_eq!(at_once, in_steps);
+        let deltas = [one, other].map(|mut world| {
+            world.state.end_capture().expect("it is under way").into_delta()
+        });
+        prop_assert_eq!(&deltas[0], &deltas[1]);
+    }
+}
+
+impl World {
+    /// Whether a layer still has an item or hides it.
+    fn has(&self, key: &Key) -> bool {
+        !matches!(self.state.find(Scope::Live, key), Found::Below(_))
+    }
+}
+
+#[test]
+#[should_panic(expected = "two captures")]
+fn one_capture_at_a_time() {
+    let mut state = VolumeState::new(Id([0; 32]), Totals::default());
+    state.begin_capture();
+    state.begin_capture();
+}

@@ -17,7 +17,7 @@ use crate::extents;
 use crate::tree::item::Item;
 use crate::tree::key::Key;
 use crate::volume::Volume;
-use crate::volume::capturing::{CapturedRange, Moment};
+use crate::volume::capturing::{CapturedRange, LiveState, Moment};
 use crate::volume::delta::{Delta, Ranges};
 use crate::volume::dirty::Part;
 use crate::volume::error::VolumeError;
@@ -49,9 +49,6 @@ const ATTEMPTS: u32 = 3;
 /// Number of files whose data is summed up while the state is locked once.
 const FILES_AT_ONCE: usize = 256;
 
-/// Number of places that a capture reads while the state is locked once.
-pub(super) const CAPTURED_AT_ONCE: usize = 256;
-
 /// The result of a capture.
 pub enum Captured {
     /// Nothing changed since the last journal or commit.
@@ -77,15 +74,15 @@ pub struct Taken {
 impl Taken {
     /// Begins a capture of everything that changed since the last journal. The caller reads its
     /// places ([`Taken::read`]).
-    fn begin(volume: &Arc<Volume>, state: &mut VolumeState) -> Self {
+    fn begin(volume: &Arc<Volume>, state: &mut LiveState, most: Most) -> Self {
         let capture = Capture {
-            moment: state.begin_capture(),
+            moment: state.begin_capture(most.parts),
             delta: Delta::default(),
             unsent: volume.usage.cut(),
             items: Vec::new(),
             ranges: Vec::new(),
             next_inode: volume.inode_mark(),
-            parts_max: usize::MAX,
+            most,
         };
         Self {
             volume: Arc::clone(volume),
@@ -95,16 +92,17 @@ impl Taken {
         }
     }
 
-    /// Reads all places of the capture. Returns false if their contents have too many parts.
+    /// Reads all places of the capture. Returns false if their contents have too many parts, or too
+    /// many bytes.
     ///
     /// Cancel safety: dropped, it leaves a capture under way, which the drop of `self` ends.
     ///
     /// # Errors
     /// [`VolumeError::ReadOnly`] if the view is frozen.
-    async fn read(&mut self, parts_max: usize) -> Result<bool, VolumeError> {
+    async fn read(&mut self) -> Result<bool, VolumeError> {
         let at_once = self.volume.captured_at_once.load(Ordering::Relaxed);
-        self.capture.parts_max = parts_max;
-        let mut parts = 0;
+        let most = self.capture.most;
+        let (mut parts, mut bytes) = (0, 0);
         loop {
             let batch = {
                 let mut state = self.volume.view.state()?.lock();
@@ -114,9 +112,11 @@ impl Taken {
             };
             let read = batch.ranges.iter().map(CapturedRange::part_count);
             parts += read.sum::<usize>();
+            let read = batch.ranges.iter().map(CapturedRange::data_bytes);
+            bytes += read.sum::<u64>();
             self.capture.items.extend(batch.items);
             self.capture.ranges.extend(batch.ranges);
-            if parts > parts_max {
+            if batch.is_too_much || parts > most.parts || bytes > most.bytes {
                 return Ok(false);
             }
             if batch.is_last {
@@ -157,12 +157,13 @@ impl Drop for Taken {
         }
         usage.stayed(&self.capture.unsent);
         if let Ok(state) = self.volume.view.state() {
-            let mut state = state.lock();
-            let delta = match self.is_reading {
-                true => state.end_capture().map(|capturing| capturing.into_delta()),
-                false => Some(std::mem::take(&mut self.capture.delta)),
-            };
-            state.return_delta(self.capture.moment.epoch, delta.unwrap_or_default());
+            if self.is_reading {
+                let ended = state.lock().end_capture();
+                let delta = ended.map(|capturing| capturing.into_delta());
+                self.capture.delta = delta.unwrap_or_default();
+            }
+            let delta = std::mem::take(&mut self.capture.delta);
+            state.lock().return_delta(self.capture.moment.epoch, delta);
         }
     }
 }
@@ -179,8 +180,19 @@ pub struct Capture {
     items: Vec<(Key, Option<Item>)>,
     ranges: Vec<CapturedRange>,
     next_inode: u64,
-    /// Maximum number of parts of contents.
-    parts_max: usize,
+    /// The limits.
+    most: Most,
+}
+
+/// What a journal carries at most.
+#[derive(Debug, Clone, Copy)]
+struct Most {
+    /// Changed items.
+    items: usize,
+    /// Parts of file contents.
+    parts: usize,
+    /// Bytes of file contents.
+    bytes: u64,
 }
 
 /// The data that a journal would carry.
@@ -203,7 +215,12 @@ impl Volume {
     /// # Errors
     /// As [`Volume::flush_file`].
     pub(super) async fn capture(self: &Arc<Self>) -> Result<Captured, VolumeError> {
-        self.capture_up_to(ITEMS_MAX, PARTS_MAX).await
+        self.capture_up_to(Most {
+            items: ITEMS_MAX,
+            parts: PARTS_MAX,
+            bytes: LATE_BYTES_MAX,
+        })
+        .await
     }
 
     /// Takes the changes for a journal that must carry everything, because no commit follows. The
@@ -214,17 +231,18 @@ impl Volume {
     /// # Errors
     /// As [`Volume::flush_file`].
     pub(super) async fn capture_all(self: &Arc<Self>) -> Result<Captured, VolumeError> {
-        self.capture_up_to(usize::MAX, usize::MAX).await
+        self.capture_up_to(Most {
+            items: usize::MAX,
+            parts: usize::MAX,
+            bytes: u64::MAX,
+        })
+        .await
     }
 
-    async fn capture_up_to(
-        self: &Arc<Self>,
-        items_max: usize,
-        parts_max: usize,
-    ) -> Result<Captured, VolumeError> {
+    async fn capture_up_to(self: &Arc<Self>, most: Most) -> Result<Captured, VolumeError> {
         for attempt in 1.. {
             let epoch = self.view.state()?.lock().active.epoch;
-            let files = match self.riding(items_max)? {
+            let files = match self.riding(most.items)? {
                 Riding::Nothing => return Ok(Captured::Nothing),
                 Riding::TooMuch => return Ok(Captured::TooMuch),
                 Riding::Files(files) => files,
@@ -239,7 +257,7 @@ impl Volume {
                 return Ok(Captured::TooMuch);
             }
             if bytes <= late {
-                return self.take(items_max, parts_max).await;
+                return self.take(most).await;
             }
             let mut left = bytes;
             let too_much = files.into_iter().take_while(|(bytes, _)| {
@@ -262,23 +280,19 @@ impl Volume {
     ///
     /// # Errors
     /// [`VolumeError::ReadOnly`] if the view is frozen.
-    async fn take(
-        self: &Arc<Self>,
-        items_max: usize,
-        parts_max: usize,
-    ) -> Result<Captured, VolumeError> {
+    async fn take(self: &Arc<Self>, most: Most) -> Result<Captured, VolumeError> {
         let mut taken = {
             let mut state = self.view.state()?.lock();
             // Other operations ran since the data was summed up.
             if !state.is_unjournaled() {
                 return Ok(Captured::Nothing);
             }
-            if item_count(&state) > items_max {
+            if item_count(&state) > most.items {
                 return Ok(Captured::TooMuch);
             }
-            Taken::begin(self, &mut state)
+            Taken::begin(self, &mut state, most)
         };
-        match taken.read(parts_max).await? {
+        match taken.read().await? {
             true => Ok(Captured::Changes(taken)),
             false => Ok(Captured::TooMuch),
         }
@@ -343,7 +357,7 @@ impl Volume {
     ) -> Result<Option<Operations>, VolumeError> {
         let mut contents = Vec::new();
         for captured in &capture.ranges {
-            let parts_max = capture.parts_max;
+            let parts_max = capture.most.parts;
             let is_all = self
                 .describe_range(captured, parts_max, &mut contents)
                 .await?;

@@ -1,7 +1,8 @@
 //! The contents of a journal, read while operations go on.
 //!
-//! Owns: which places of a capture were read, and what is read before it changes. Does not own:
-//! what changed (`delta`), what a journal carries (`capture`). Pure.
+//! Owns: the changes that users make to the layers, which places of a capture were read, and what is
+//! read before it changes. Does not own: the layers (`state`), what changed (`delta`), what a
+//! journal carries (`capture`). Pure.
 //!
 //! A capture begins in constant time: it takes the deltas of both layers. That is its moment. It
 //! then reads the places that they name a few at a time, and the state is unlocked in between. An
@@ -9,8 +10,9 @@
 //! holds everything as of its moment, however long it takes. Storing bytes changes nothing that can
 //! be read, so it needs no such care.
 
-use std::collections::HashMap;
-use std::ops::{Bound, Range};
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::{Bound, Deref, DerefMut, Range};
 
 use crate::tree::item::Item;
 use crate::tree::key::{self, Key};
@@ -48,6 +50,16 @@ impl CapturedRange {
         let changes = below.map_or(0, |(below, _)| below.changes.items.len());
         self.parts.len() + changes + 1
     }
+
+    /// Returns the number of dirty bytes of data in it.
+    pub fn data_bytes(&self) -> u64 {
+        let parts = self.parts.iter();
+        let data = parts.map(|(range, part)| match part {
+            Part::Data(_) => range.end - range.start,
+            Part::Zero => 0,
+        });
+        data.sum()
+    }
 }
 
 /// The facts of the moment at which a capture began.
@@ -73,6 +85,8 @@ pub struct Batch {
     pub ranges: Vec<CapturedRange>,
     /// True if no more places follow.
     pub is_last: bool,
+    /// True if the capture has more parts than it may have, and is given up.
+    pub is_too_much: bool,
 }
 
 /// How far a capture has read its places: first the items of both deltas, then the contents.
@@ -80,8 +94,8 @@ pub struct Batch {
 enum Reached {
     /// Items of this delta up to this key were read; none: no items of it.
     Items(usize, Option<Key>),
-    /// Contents of this delta up to this inode and the start of a range were read.
-    Contents(usize, Option<(u64, u64)>),
+    /// Contents of this delta before this inode and byte offset were read.
+    Contents(usize, (u64, u64)),
     /// Everything was read.
     All,
 }
@@ -94,18 +108,36 @@ pub struct Capturing {
     reached: Reached,
     /// Items that were read because they were about to change.
     items: HashMap<Key, Option<Option<Item>>>,
-    /// Ranges that were read because they were about to change, by delta, inode and start.
-    ranges: HashMap<(usize, u64, u64), CapturedRange>,
+    /// Disjoint ranges that were read because they were about to change, by delta, inode and start.
+    ranges: BTreeMap<(usize, u64, u64), CapturedRange>,
+    /// The number of parts of these ranges, with those that were taken out since.
+    kept_parts: usize,
+    /// The number of parts beyond which the capture is given up.
+    parts_max: usize,
+    /// The most bytes of a range that one step reads. It follows the number of parts there.
+    window_bytes: u64,
 }
 
+/// The least bytes of a range that one step reads, and how many the first step reads.
+const WINDOW_BYTES: Range<u64> = 1 << 20..16 << 20;
+
 impl Capturing {
-    fn new(deltas: [Delta; 2]) -> Self {
+    fn new(deltas: [Delta; 2], parts_max: usize) -> Self {
         Self {
             deltas,
             reached: Reached::Items(0, None),
             items: HashMap::new(),
-            ranges: HashMap::new(),
+            ranges: BTreeMap::new(),
+            kept_parts: 0,
+            parts_max,
+            window_bytes: WINDOW_BYTES.end,
         }
+    }
+
+    /// Returns true if more parts were kept than a journal may have. Then the capture reads no more
+    /// and keeps no more; its deltas are whole.
+    fn is_too_much(&self) -> bool {
+        self.kept_parts > self.parts_max
     }
 
     /// Returns the changes as one delta.
@@ -141,25 +173,62 @@ impl Capturing {
         }
     }
 
-    /// Reads the ranges of a file that overlap `changed` and are about to change, unless they were
-    /// read.
+    /// Reads what of `changed` the capture describes and is about to change, unless it was read.
     fn keep_contents(&mut self, state: &VolumeState, inode: u64, changed: &Range<u64>) {
         for delta in [0, 1] {
-            let Some(ranges) = self.deltas[delta].contents_of(inode) else {
+            let unread = self.read_to(delta, inode).max(changed.start)..changed.end;
+            let ranges = self.deltas[delta].contents_of(inode);
+            let Some(ranges) = ranges.filter(|_| self.describes(delta, inode)) else {
                 continue;
             };
-            if !self.describes(delta, inode) {
-                continue;
-            }
-            for range in ranges.overlapping(changed) {
-                let place = (inode, range.start);
-                if self.reached < Reached::Contents(delta, Some(place)) {
-                    let place = (delta, inode, range.start);
-                    let kept = self.ranges.entry(place);
-                    kept.or_insert_with(|| CapturedRange::of(state, inode, range));
+            let overlapping: Vec<_> = ranges.overlapping(&unread).collect();
+            for range in overlapping {
+                let range = range.start.max(unread.start)..range.end.min(unread.end);
+                for gap in self.not_kept(delta, inode, range) {
+                    if self.is_too_much() {
+                        return;
+                    }
+                    let place = (delta, inode, gap.start);
+                    let captured = CapturedRange::of(state, inode, gap);
+                    self.kept_parts += captured.part_count();
+                    self.ranges.insert(place, captured);
                 }
             }
         }
+    }
+
+    /// Returns the offset before which the contents of a file in one delta were read.
+    fn read_to(&self, delta: usize, inode: u64) -> u64 {
+        match self.reached {
+            Reached::Items(..) => 0,
+            Reached::Contents(reached, (last, offset)) => {
+                match (delta, inode).cmp(&(reached, last)) {
+                    Ordering::Less => u64::MAX,
+                    Ordering::Equal => offset,
+                    Ordering::Greater => 0,
+                }
+            }
+            Reached::All => u64::MAX,
+        }
+    }
+
+    /// Returns the parts of `range` that were not kept, in order.
+    fn not_kept(&self, delta: usize, inode: u64, range: Range<u64>) -> Vec<Range<u64>> {
+        let before = self.ranges.range(..(delta, inode, range.start)).next_back();
+        let before = before.filter(|((of, file, _), _)| (*of, *file) == (delta, inode));
+        let mut at = before.map_or(range.start, |(_, kept)| range.start.max(kept.range.end));
+        let mut gaps = Vec::new();
+        let begun = (delta, inode, range.start)..(delta, inode, range.end);
+        for kept in self.ranges.range(begun).map(|(_, kept)| &kept.range) {
+            if at < kept.start {
+                gaps.push(at..kept.start);
+            }
+            at = kept.end;
+        }
+        if at < range.end {
+            gaps.push(at..range.end);
+        }
+        gaps
     }
 
     /// Reads everything of an inode that is about to be dropped, unless it was read.
@@ -178,12 +247,18 @@ impl Capturing {
         let mut batch = Batch::default();
         let mut left = limit;
         while left > 0 {
+            if self.is_too_much() {
+                batch.is_too_much = true;
+                return batch;
+            }
             let read = match self.reached.clone() {
                 Reached::Items(delta, last) => {
                     self.read_items(state, (delta, last), left, &mut batch)
                 }
-                Reached::Contents(delta, last) => {
-                    self.read_contents(state, (delta, last), &mut batch)
+                Reached::Contents(delta, from) => {
+                    let read = self.read_contents(state, (delta, from), &mut batch);
+                    self.adapt_window(read, limit);
+                    read
                 }
                 Reached::All => {
                     batch.is_last = true;
@@ -209,7 +284,7 @@ impl Capturing {
         self.reached = match keys.last() {
             Some(last) => Reached::Items(delta, Some(last.clone())),
             None if delta == 0 => Reached::Items(1, None),
-            None => Reached::Contents(0, None),
+            None => Reached::Contents(0, (0, 0)),
         };
         let count = keys.len();
         for key in keys {
@@ -224,30 +299,53 @@ impl Capturing {
         count
     }
 
-    /// Reads the range of one delta behind `last`, and returns the number of its parts.
+    /// Reads the first contents of one delta from an inode and offset on, and returns the number of
+    /// their parts.
     fn read_contents(
         &mut self,
         state: &VolumeState,
-        (delta, last): (usize, Option<(u64, u64)>),
+        (delta, from): (usize, (u64, u64)),
         batch: &mut Batch,
     ) -> usize {
-        let Some((inode, range)) = self.deltas[delta].contents_after(last) else {
+        let Some((inode, range)) = self.deltas[delta].contents_from(from) else {
             self.reached = match delta {
-                0 => Reached::Contents(1, None),
+                0 => Reached::Contents(1, (0, 0)),
                 _ => Reached::All,
             };
             return 0;
         };
-        let start = range.start;
-        self.reached = Reached::Contents(delta, Some((inode, start)));
         if !self.describes(delta, inode) {
+            self.reached = Reached::Contents(delta, (inode, u64::MAX));
             return 1;
         }
-        let kept = self.ranges.remove(&(delta, inode, start));
-        let captured = kept.unwrap_or_else(|| CapturedRange::of(state, inode, range));
-        let count = captured.part_count();
-        batch.ranges.push(captured);
+        let end = range.end.min(range.start.saturating_add(self.window_bytes));
+        let begun = (delta, inode, range.start)..(delta, inode, end);
+        let last = self.ranges.range(begun).next_back();
+        // What was kept is not divided.
+        let range = range.start..last.map_or(end, |(_, kept)| end.max(kept.range.end));
+        let gaps = self.not_kept(delta, inode, range.clone());
+        self.reached = Reached::Contents(delta, (inode, range.end));
+        let mut read: Vec<_> = gaps
+            .into_iter()
+            .map(|gap| CapturedRange::of(state, inode, gap))
+            .collect();
+        let mut later = self.ranges.split_off(&(delta, inode, range.start));
+        let mut rest = later.split_off(&(delta, inode, range.end));
+        self.ranges.append(&mut rest);
+        read.extend(later.into_values());
+        read.sort_unstable_by_key(|captured| captured.range.start);
+        let count = read.iter().map(CapturedRange::part_count).sum();
+        batch.ranges.extend(read);
         count
+    }
+
+    /// Lets the next step read as many bytes as have about `limit` parts.
+    fn adapt_window(&mut self, read: usize, limit: usize) {
+        if read <= limit / 2 {
+            self.window_bytes = self.window_bytes.saturating_mul(2);
+        } else if read > limit {
+            self.window_bytes = (self.window_bytes / 2).max(WINDOW_BYTES.start);
+        }
     }
 }
 
@@ -261,51 +359,87 @@ fn item_at(state: &VolumeState, key: &Key) -> Option<Option<Item>> {
     }
 }
 
-impl VolumeState {
+/// The state of a live volume, and the capture that reads what changed in it.
+///
+/// What users change goes through its methods. The state itself is changed only where that changes
+/// nothing that can be read, or while no journals are written.
+#[derive(Debug)]
+pub struct LiveState {
+    state: VolumeState,
+    capturing: Option<Capturing>,
+}
+
+impl Deref for LiveState {
+    type Target = VolumeState;
+
+    fn deref(&self) -> &VolumeState {
+        &self.state
+    }
+}
+
+impl DerefMut for LiveState {
+    fn deref_mut(&mut self) -> &mut VolumeState {
+        &mut self.state
+    }
+}
+
+impl LiveState {
+    /// Returns `state`, without a capture under way.
+    pub fn new(state: VolumeState) -> Self {
+        Self {
+            state,
+            capturing: None,
+        }
+    }
+
     /// Begins the capture of everything that changed since the last journal. It becomes the next
     /// operation.
     ///
+    /// It is given up when operations that go on make it keep more than `parts_max` parts.
+    ///
     /// # Panics
     /// If a capture is under way.
-    pub fn begin_capture(&mut self) -> Moment {
+    pub fn begin_capture(&mut self, parts_max: usize) -> Moment {
         assert!(self.capturing.is_none(), "two captures at the same time");
-        let older = self.committing.as_mut().map(|layer| &mut layer.delta);
+        let state = &mut self.state;
+        let older = state.committing.as_mut().map(|layer| &mut layer.delta);
         let older = older.map(std::mem::take).unwrap_or_default();
-        let newer = std::mem::take(&mut self.active.delta);
-        self.operation += 1;
-        self.capturing = Some(Box::new(Capturing::new([older, newer])));
+        let newer = std::mem::take(&mut state.active.delta);
+        state.operation += 1;
+        self.capturing = Some(Capturing::new([older, newer], parts_max));
         Moment {
-            first: self.settled + 1,
-            last: self.operation,
-            epoch: self.active.epoch,
-            totals: self.totals,
+            first: state.settled + 1,
+            last: state.operation,
+            epoch: state.active.epoch,
+            totals: state.totals,
         }
     }
 
     /// Reads the next places of the capture under way, about `limit` of them.
     pub fn capture_some(&mut self, limit: usize) -> Batch {
-        let mut batch = Batch {
-            is_last: true,
-            ..Batch::default()
-        };
-        self.with_capturing(|capturing, state| batch = capturing.read(state, limit));
-        batch
+        match &mut self.capturing {
+            Some(capturing) => capturing.read(&self.state, limit),
+            None => Batch {
+                is_last: true,
+                ..Batch::default()
+            },
+        }
     }
 
     /// Ends the capture under way, and returns it.
-    pub fn end_capture(&mut self) -> Option<Box<Capturing>> {
+    pub fn end_capture(&mut self) -> Option<Capturing> {
         self.capturing.take()
     }
 
     /// Sets or removes an item of the live volume.
     pub fn change_item(&mut self, key: Key, item: Option<Item>) {
         self.with_capturing(|capturing, state| capturing.keep_item(state, &key));
-        self.active.delta.item(&key);
-        self.active.set(key, item);
+        self.state.active.delta.item(&key);
+        self.state.active.set(key, item);
     }
 
     /// Announces that the contents of a byte range of a file are about to change otherwise than by
-    /// [`VolumeState::change_data`].
+    /// [`LiveState::change_data`].
     pub fn before_contents_change(&mut self, inode: u64, range: &Range<u64>) {
         self.with_capturing(|capturing, state| capturing.keep_contents(state, inode, range));
     }
@@ -319,20 +453,19 @@ impl VolumeState {
         change: impl FnOnce(&mut DirtyRanges) -> R,
     ) -> R {
         self.before_contents_change(inode, &range);
-        self.active.delta.content(inode, range);
-        self.active.with_data(inode, change)
+        self.state.active.delta.content(inode, range);
+        self.state.active.with_data(inode, change)
     }
 
     /// Drops an inode of the live volume with all that belongs to it.
     pub fn drop_inode(&mut self, inode: u64) {
         self.with_capturing(|capturing, state| capturing.keep_inode(state, inode));
-        self.active.drop_inode(inode);
+        self.state.active.drop_inode(inode);
     }
 
     fn with_capturing(&mut self, work: impl FnOnce(&mut Capturing, &VolumeState)) {
-        if let Some(mut capturing) = self.capturing.take() {
-            work(&mut capturing, self);
-            self.capturing = Some(capturing);
+        if let Some(capturing) = &mut self.capturing {
+            work(capturing, &self.state);
         }
     }
 }

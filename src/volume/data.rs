@@ -12,11 +12,12 @@ use crate::extents::{self, MAX_FILE_BYTES};
 use crate::tree::item::{Attributes, Item, Timestamp};
 use crate::tree::key::Key;
 use crate::volume::Volume;
+use crate::volume::capturing::LiveState;
 use crate::volume::error::VolumeError;
 use crate::volume::flush::{INLINE_BYTES, RUN_BYTES, Reach, place_extents};
 use crate::volume::mode;
 use crate::volume::rescue;
-use crate::volume::state::{Scope, VolumeState};
+use crate::volume::state::Scope;
 use crate::volume::transaction::{Step, Transaction};
 use crate::volume::view::View;
 
@@ -394,7 +395,7 @@ impl Volume {
 /// Applies the other changes of sharing at the same moment as the extents: the dirty bytes in the
 /// range, the size, times and permissions.
 fn finish_share(
-    state: &mut VolumeState,
+    state: &mut LiveState,
     inode: u64,
     range: Range<u64>,
     now: Timestamp,

@@ -78,8 +78,13 @@ impl Ranges {
             .take_while(move |range| from < range.end)
     }
 
-    fn after(&self, start: Bound<u64>) -> Option<Range<u64>> {
-        let (&start, &end) = self.ends.range((start, Bound::Unbounded)).next()?;
+    /// Returns the first range at or after `offset`, without what lies before it.
+    fn from(&self, offset: u64) -> Option<Range<u64>> {
+        let before = self.ends.range(..=offset).next_back();
+        if let Some((_, &end)) = before.filter(|(_, end)| offset < **end) {
+            return Some(offset..end);
+        }
+        let (&start, &end) = self.ends.range(offset..).next()?;
         Some(start..end)
     }
 }
@@ -119,20 +124,16 @@ impl Delta {
         self.contents.get(&inode)
     }
 
-    /// Returns the first changed range behind that of this inode and start, in the order of inodes
-    /// and ranges; the first of all for none.
-    pub fn contents_after(&self, last: Option<(u64, u64)>) -> Option<(u64, Range<u64>)> {
-        let Some((inode, start)) = last else {
-            let (inode, ranges) = self.contents.first_key_value()?;
-            return Some((*inode, ranges.after(Bound::Unbounded)?));
-        };
+    /// Returns the first changed range at or after this inode and offset, in the order of inodes and
+    /// offsets, without what lies before the offset.
+    pub fn contents_from(&self, (inode, offset): (u64, u64)) -> Option<(u64, Range<u64>)> {
         let ranges = self.contents.get(&inode);
-        if let Some(range) = ranges.and_then(|ranges| ranges.after(Bound::Excluded(start))) {
+        if let Some(range) = ranges.and_then(|ranges| ranges.from(offset)) {
             return Some((inode, range));
         }
         let files = (Bound::Excluded(inode), Bound::Unbounded);
         let (inode, ranges) = self.contents.range(files).next()?;
-        Some((*inode, ranges.after(Bound::Unbounded)?))
+        Some((*inode, ranges.from(0)?))
     }
 
     /// Returns the memory of the ranges of contents, in bytes.
@@ -270,14 +271,16 @@ mod tests {
         for (inode, range) in [(7, 10..20), (9, 0..5), (7, 40..50), (7, 30..31)] {
             delta.content(inode, range);
         }
-        let mut all = Vec::new();
-        while let Some((inode, range)) = delta.contents_after(
-            all.last()
-                .map(|(inode, range): &(u64, Range<u64>)| (*inode, range.start)),
-        ) {
+        let (mut all, mut from) = (Vec::new(), (0, 0));
+        while let Some((inode, range)) = delta.contents_from(from) {
+            from = (inode, range.end);
             all.push((inode, range));
         }
         assert_eq!(all, [(7, 10..20), (7, 30..31), (7, 40..50), (9, 0..5)]);
+        assert_eq!(delta.contents_from((7, 15)), Some((7, 15..20)));
+        assert_eq!(delta.contents_from((7, 20)), Some((7, 30..31)));
+        assert_eq!(delta.contents_from((8, 3)), Some((9, 0..5)));
+        assert_eq!(delta.contents_from((9, 5)), None);
         let found = |range| {
             let ranges = delta.contents_of(7).expect("it changed");
             ranges.overlapping(&range).collect::<Vec<_>>()

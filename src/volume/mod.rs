@@ -34,7 +34,6 @@ use tokio::sync::mpsc;
 
 use crate::clock::Clock;
 use crate::tree::item::Timestamp;
-use crate::volume::capture::CAPTURED_AT_ONCE;
 use crate::volume::error::VolumeError;
 use crate::volume::locks::InodeLocks;
 use crate::volume::requests::{QueuedCommit, QueuedFsync};
@@ -86,6 +85,9 @@ pub const FIRST_INODE: u64 = 64;
 
 /// The last inode number of files. In a mount, higher numbers belong to snapshots.
 pub const LAST_INODE: u64 = (1 << 48) - 1;
+
+/// Number of places that a journal reads while the state is locked once.
+const CAPTURED_AT_ONCE: usize = 256;
 
 /// A writable volume. All its users share it.
 pub struct Volume {

@@ -27,7 +27,6 @@ use bkfs_chunker::id::Id;
 use crate::extents::{Placed, search_start};
 use crate::tree::item::{Attributes, Extent, Item};
 use crate::tree::key::{self, Key, KeyParts};
-use crate::volume::capturing::Capturing;
 use crate::volume::delta::Delta;
 use crate::volume::dirty::{DirtyRanges, Part};
 use crate::volume::error::VolumeError;
@@ -191,8 +190,6 @@ pub struct VolumeState {
     pub settled: u64,
     /// The last operation that a commit covers.
     pub covered: u64,
-    /// The capture under way, which reads what changed since the last journal.
-    pub(super) capturing: Option<Box<Capturing>>,
     /// The reason why no more changes are accepted; none if they are. The contents of the layers at
     /// that moment are the lost data.
     pub refusal: Option<VolumeError>,
@@ -210,7 +207,6 @@ impl VolumeState {
             operation: 0,
             settled: 0,
             covered: 0,
-            capturing: None,
             refusal: None,
         }
     }
@@ -626,38 +622,6 @@ mod tests {
         state.active.drop_inode(7);
         let seen = |scope| state.dirty_parts(scope, 7, 0..5).len();
         assert_eq!((seen(Scope::Until(1)), seen(Scope::Live)), (1, 0));
-    }
-
-    fn take_delta(state: &mut VolumeState) -> Delta {
-        state.begin_capture();
-        state.end_capture().expect("it is under way").into_delta()
-    }
-
-    #[test]
-    fn a_delta_comes_back_below_what_was_changed_since() {
-        let mut state = state();
-        state.active.delta.content(7, 0..10);
-        let epoch = state.active.epoch;
-        let taken = take_delta(&mut state);
-        state.active.drop_inode(7);
-        state.cut();
-        state.active.delta.content(8, 0..10);
-        state.return_delta(epoch, taken);
-        let delta = take_delta(&mut state);
-        assert_eq!(delta.changed_files().collect::<Vec<_>>(), [8]);
-        assert_eq!(delta.dropped.iter().copied().collect::<Vec<_>>(), [7]);
-    }
-
-    #[test]
-    fn a_delta_that_was_committed_meanwhile_does_not_come_back() {
-        let mut state = state();
-        state.active.delta.content(7, 0..10);
-        let epoch = state.active.epoch;
-        let taken = take_delta(&mut state);
-        state.cut();
-        drop(state.committed(Id([1; 32])));
-        state.return_delta(epoch, taken);
-        assert!(!state.is_unjournaled());
     }
 
     fn extent(length: u32) -> Option<Item> {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::volume::capturing::LiveState;
 use crate::volume::state::VolumeState;
 
 /// The upper limits of the classes of holds, in microseconds. A last class has no limit.
@@ -43,7 +44,7 @@ impl Holds {
 
 #[derive(Debug)]
 struct Measured {
-    state: VolumeState,
+    state: LiveState,
     holds: Holds,
 }
 
@@ -54,8 +55,10 @@ pub struct StateLock(Mutex<Measured>);
 impl StateLock {
     /// Returns the lock of `state`.
     pub fn new(state: VolumeState) -> Self {
-        let holds = Holds::default();
-        Self(Mutex::new(Measured { state, holds }))
+        Self(Mutex::new(Measured {
+            state: LiveState::new(state),
+            holds: Holds::default(),
+        }))
     }
 
     /// Waits for the lock, and takes it.
@@ -81,46 +84,63 @@ impl StateLock {
 #[derive(Debug)]
 pub struct StateGuard<'a> {
     measured: MutexGuard<'a, Measured>,
+    // After the lock: a long hold is logged when the state is unlocked.
+    hold: Hold,
+}
+
+/// A hold: since when, by which code, and for how long if it was long.
+#[derive(Debug)]
+struct Hold {
     since: Instant,
     holder: &'static Location<'static>,
+    long: Option<Duration>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(hold) = self.long {
+            tracing::debug!(?hold, holder = %self.holder, "the state was locked for long");
+        }
+    }
 }
 
 impl<'a> StateGuard<'a> {
+    #[track_caller]
+    fn measuring(measured: MutexGuard<'a, Measured>) -> Self {
+        let hold = Hold {
+            since: Instant::now(),
+            holder: Location::caller(),
+            long: None,
+        };
+        Self { measured, hold }
+    }
+
     /// Lets the thread that has waited longest have the lock, if there is one, and takes it again.
     pub fn give_way(&mut self) {
         self.count();
         MutexGuard::bump(&mut self.measured);
-        self.since = Instant::now();
+        self.hold.since = Instant::now();
     }
 
     fn count(&mut self) {
-        let hold = self.since.elapsed();
+        let hold = self.hold.since.elapsed();
         self.measured.holds.add(hold);
         if hold >= LOGGED {
-            tracing::debug!(?hold, holder = %self.holder, "the state was locked for long");
-        }
-    }
-
-    #[track_caller]
-    fn measuring(measured: MutexGuard<'a, Measured>) -> Self {
-        Self {
-            measured,
-            since: Instant::now(),
-            holder: Location::caller(),
+            self.hold.long = self.hold.long.max(Some(hold));
         }
     }
 }
 
 impl Deref for StateGuard<'_> {
-    type Target = VolumeState;
+    type Target = LiveState;
 
-    fn deref(&self) -> &VolumeState {
+    fn deref(&self) -> &LiveState {
         &self.measured.state
     }
 }
 
 impl DerefMut for StateGuard<'_> {
-    fn deref_mut(&mut self) -> &mut VolumeState {
+    fn deref_mut(&mut self) -> &mut LiveState {
         &mut self.measured.state
     }
 }

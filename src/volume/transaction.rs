@@ -16,6 +16,7 @@ use bytes::Bytes;
 
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::Key;
+use crate::volume::capturing::LiveState;
 use crate::volume::error::VolumeError;
 use crate::volume::state::{Found, Scope, VolumeState};
 use crate::volume::view::View;
@@ -142,7 +143,7 @@ impl Transaction<'_> {
 }
 
 /// Applies the writes of a transaction to the active layer.
-fn apply(state: &mut VolumeState, effects: Vec<Effect>, inodes: i64, bytes: i64) {
+fn apply(state: &mut LiveState, effects: Vec<Effect>, inodes: i64, bytes: i64) {
     let stamp = state.next_stamp();
     state.count(inodes, bytes);
     for effect in effects {

@@ -41,9 +41,13 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
+fn state() -> LiveState {
+    LiveState::new(VolumeState::new(Id([0; 32]), Totals::default()))
+}
+
 /// A state, the inodes that were dropped, and a counter that makes every item and byte new.
 struct World {
-    state: VolumeState,
+    state: LiveState,
     dropped: Vec<u64>,
     count: u64,
 }
@@ -51,7 +55,7 @@ struct World {
 impl World {
     fn new() -> Self {
         Self {
-            state: VolumeState::new(Id([0; 32]), Totals::default()),
+            state: state(),
             dropped: Vec::new(),
             count: 0,
         }
@@ -193,7 +197,7 @@ proptest! {
             one.run(operation);
             other.run(operation);
         }
-        let moments = (one.state.begin_capture(), other.state.begin_capture());
+        let moments = (one.state.begin_capture(usize::MAX), other.state.begin_capture(usize::MAX));
         prop_assert_eq!(moments.0, moments.1);
         let (mut at_once, mut in_steps) = (Said::default(), Said::default());
         let whole = one.state.capture_some(usize::MAX);
@@ -234,7 +238,91 @@ impl World {
 #[test]
 #[should_panic(expected = "two captures")]
 fn one_capture_at_a_time() {
-    let mut state = VolumeState::new(Id([0; 32]), Totals::default());
-    state.begin_capture();
-    state.begin_capture();
+    let mut state = state();
+    state.begin_capture(usize::MAX);
+    state.begin_capture(usize::MAX);
+}
+
+fn take_delta(state: &mut LiveState) -> Delta {
+    state.begin_capture(usize::MAX);
+    state.end_capture().expect("it is under way").into_delta()
+}
+
+#[test]
+fn a_delta_comes_back_below_what_was_changed_since() {
+    let mut state = state();
+    state.active.delta.content(7, 0..10);
+    let epoch = state.active.epoch;
+    let taken = take_delta(&mut state);
+    state.active.drop_inode(7);
+    state.cut();
+    state.active.delta.content(8, 0..10);
+    state.return_delta(epoch, taken);
+    let delta = take_delta(&mut state);
+    assert_eq!(delta.changed_files().collect::<Vec<_>>(), [8]);
+    assert_eq!(delta.dropped.iter().copied().collect::<Vec<_>>(), [7]);
+}
+
+#[test]
+fn a_delta_that_was_committed_meanwhile_does_not_come_back() {
+    let mut state = state();
+    state.active.delta.content(7, 0..10);
+    let epoch = state.active.epoch;
+    let taken = take_delta(&mut state);
+    state.cut();
+    drop(state.committed(Id([1; 32])));
+    state.return_delta(epoch, taken);
+    assert!(!state.is_unjournaled());
+}
+
+#[test]
+fn a_capture_that_keeps_too_much_is_given_up_and_stays_whole() {
+    let mut state = state();
+    for offset in 0..8 {
+        let stamp = state.next_stamp();
+        let range = offset * 2..offset * 2 + 1;
+        state.change_data(7, range, |ranges| ranges.write(offset * 2, b"x", stamp));
+    }
+    let before = state.active.delta.clone();
+    state.begin_capture(5);
+    let stamp = state.next_stamp();
+    state.change_data(7, 0..16, |ranges| ranges.zero(0..16, stamp));
+    assert!(state.capture_some(100).is_too_much);
+    let capturing = state.end_capture().expect("it is under way");
+    assert!(capturing.ranges.len() < 8, "it kept no more than it had to");
+    assert_eq!(capturing.into_delta(), before);
+}
+
+/// One step reads a part of a range that has many parts, and all of a range that has few.
+#[test]
+fn a_step_reads_a_bounded_number_of_parts() {
+    let mut state = state();
+    let piece = 64 << 10;
+    for n in 0..4096 {
+        let stamp = state.next_stamp();
+        // Every second byte range is data, and the delta joins them.
+        let range = n * piece..n * piece + 10;
+        state.change_data(7, range, |ranges| {
+            ranges.write(n * piece, b"0123456789", stamp)
+        });
+    }
+    state.change_data(8, 0..1 << 50, |_| ());
+    state.begin_capture(usize::MAX);
+    let (mut steps, mut bytes) = (0, 0);
+    loop {
+        let batch = state.capture_some(64);
+        let parts: usize = batch.ranges.iter().map(CapturedRange::part_count).sum();
+        assert!(parts <= 64 + 2 * 256, "{parts} parts in one step");
+        bytes += batch
+            .ranges
+            .iter()
+            .map(CapturedRange::data_bytes)
+            .sum::<u64>();
+        steps += 1;
+        assert!(steps < 500, "a range without parts takes few steps");
+        if batch.is_last {
+            break;
+        }
+    }
+    assert_eq!(bytes, 40_960);
 }

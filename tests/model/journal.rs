@@ -1,5 +1,6 @@
 //! Journals and fsync (rule 6), and the order in which journals are read back.
 
+use crate::fences;
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
 use crate::state::{
@@ -270,14 +271,17 @@ pub fn fsync_get(model: &Protocol, state: &State, s: Session) -> Option<State> {
     if counted == 0 {
         return None;
     }
+    if fences::is_read(model) && fences::stands(state, s) {
+        return fences::refuse(model, state, s);
+    }
     if model.lacks(Mutant::GetBeforeAnswer) {
         counted &= (1 << state.processes[s].early) - 1;
-    } else if !mine && !model.lacks(Mutant::FsyncWithoutRereading) {
+    } else if !mine && !model.scenario.fences && !model.lacks(Mutant::FsyncWithoutRereading) {
         model.coverage.note(Event::FsyncRefused);
         return None;
     }
     let mut next = *state;
-    if mine {
+    if mine && !model.scenario.fences {
         super::writer::learn(model, &mut next, s);
     }
     let process = &mut next.processes[s];
@@ -291,7 +295,10 @@ pub fn fsync_get(model: &Protocol, state: &State, s: Session) -> Option<State> {
     }
     if reached > process.acknowledged {
         process.acknowledged = reached;
-        next.fenced_acknowledged |= !mine;
+        next.fenced_acknowledged |= match model.scenario.fences {
+            true => fences::acknowledged(model, state, s),
+            false => !mine,
+        };
         model.coverage.note(Event::FsyncAcknowledged);
     }
     (next != *state).then_some(next)
@@ -304,7 +311,11 @@ pub fn early_get(model: &Protocol, state: &State, s: Session) -> Option<State> {
         .iter()
         .filter(|j| j.state != JournalState::Unsent)
         .count() as u8;
-    if !model.holds(state, s) || sent <= state.processes[s].early {
+    let seems_mine = match model.scenario.fences {
+        true => !fences::stands(state, s),
+        false => model.holds(state, s),
+    };
+    if !seems_mine || sent <= state.processes[s].early {
         return None;
     }
     let mut next = *state;

@@ -59,6 +59,7 @@
 
 mod collector;
 mod damage;
+mod fences;
 mod journal;
 mod mutants;
 mod new_holder;
@@ -265,6 +266,15 @@ refuted! {
     spool_ignored: [SpoolIgnored], SPOOL_HERE, SPOOL_REPLAYED;
     rule_4_kept_journal_ignored: [KeptJournalIgnored], SPOOL_HERE, SPOOL_RECOVERABLE;
     memory_ignored: [MemoryIgnored], JOURNAL_LOST_HERE, LOSS_TOLD;
+
+    fence_before_replacement: [FenceBeforeReplacement], FENCES, FENCE_TRUE;
+    list_before_fence: [ListBeforeFence], FENCES, ACKNOWLEDGED_KEPT;
+    unanswered_fence_trusted: [UnansweredFenceTrusted], FENCES, ACKNOWLEDGED_KEPT;
+    earlier_fence_assumed: [EarlierFenceAssumed], FENCES, ACKNOWLEDGED_KEPT;
+    fence_deleted_with_session: [FenceDeletedWithSession], FENCES, ACKNOWLEDGED_KEPT;
+    fence_not_read: [FsyncWithoutRereading], FENCES, ACKNOWLEDGED_KEPT;
+    fence_read_before_answer: [GetBeforeAnswer], FENCES, ACKNOWLEDGED_KEPT;
+    fenced_acknowledges: [FenceDeletedWithSession], FENCES, FENCED_SILENT;
 }
 
 #[test]
@@ -320,6 +330,14 @@ fn two_volumes_hold() {
 #[test]
 fn two_collectors_hold() {
     hold(scenarios::TWO_COLLECTORS, &[]);
+}
+
+/// The worlds of version 2 satisfy all properties under all rules.
+#[test]
+fn version_2_holds() {
+    for &scenario in scenarios::VERSION_2 {
+        hold(scenario, &[]);
+    }
 }
 
 /// The worlds made for mutants satisfy all properties under all rules.

@@ -148,6 +148,19 @@ pub enum Mutant {
     /// Rule 7: a machine does not compare the journals that it finds with those that it has
     /// acknowledged.
     MemoryIgnored,
+
+    // Version 2: fences.
+    /// Rule 7: the fence of a session is written before the CAS that ends the session.
+    FenceBeforeReplacement,
+    /// Rule 7: a new holder looks for journals before it has written the fences.
+    ListBeforeFence,
+    /// Rule 7: a new holder goes on although the PUT of a fence has no answer.
+    UnansweredFenceTrusted,
+    /// Rule 7: a new holder writes the fence of the last holder only, and takes it that an earlier
+    /// new holder has written those of the sessions before.
+    EarlierFenceAssumed,
+    /// A fence is deleted once its session has left R.
+    FenceDeletedWithSession,
 }
 
 /// All mutants, for a test that each one is refuted.
@@ -209,4 +222,9 @@ pub const ALL: &[Mutant] = &[
     Mutant::SpoolIgnored,
     Mutant::KeptJournalIgnored,
     Mutant::MemoryIgnored,
+    Mutant::FenceBeforeReplacement,
+    Mutant::ListBeforeFence,
+    Mutant::UnansweredFenceTrusted,
+    Mutant::EarlierFenceAssumed,
+    Mutant::FenceDeletedWithSession,
 ];

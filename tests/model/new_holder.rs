@@ -1,5 +1,6 @@
 //! Registration, takeover and end of sessions (rules 2 and 7).
 
+use crate::fences;
 use crate::journal;
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
@@ -88,7 +89,7 @@ pub fn list(model: &Protocol, state: &State, s: Session) -> Option<State> {
         ended_sessions.extend((holder != NONE).then_some(usize::from(holder)));
         next.processes[s].early = 1;
     } else {
-        if !model.holds(state, s) {
+        if !model.holds(state, s) || !fences::complete(model, state, s, &ended_sessions) {
             return None;
         }
         next.processes[s].phase = Phase::Listed;
@@ -378,6 +379,9 @@ pub fn leave_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
     }
     next.root.volumes[model.scenario.volume(s)?].holder = NONE;
     next.root.sessions[s].standing = Standing::Removed;
+    if model.scenario.fences {
+        next.processes[s].phase = Phase::Outside;
+    }
     model.root_replaced(&mut next, Some(s));
     model.coverage.note(Event::Left);
     Some(next)

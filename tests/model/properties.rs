@@ -2,6 +2,7 @@
 
 use stateright::Property;
 
+use crate::fences;
 use crate::journal;
 use crate::new_holder;
 use crate::protocol::Protocol;
@@ -51,6 +52,9 @@ pub const SPOOL_RECOVERABLE: &str = "what a spool alone acknowledged can be brou
 /// A takeover on the machine of the session leaves no operation behind in its spool.
 pub const SPOOL_REPLAYED: &str = "what the disk acknowledged is kept on its machine";
 
+/// Version 2: a fence stands only for sessions that R has ended.
+pub const FENCE_TRUE: &str = "a fence stands only for sessions that R has ended";
+
 /// Returns all properties.
 pub fn all() -> Vec<Property<Protocol>> {
     vec![
@@ -86,6 +90,13 @@ pub fn all() -> Vec<Property<Protocol>> {
         Property::always(SPOOL_REPLAYED, |_, state: &State| !state.spool_ignored),
         Property::always(HONEST_BELIEVED, honest_believed),
         Property::always(LOSS_TOLD, |_, state: &State| !state.lost_untold),
+        Property::always(FENCE_TRUE, |_, state: &State| {
+            let ended = |s: Session| {
+                let standing = state.root.sessions[s].standing;
+                matches!(standing, Standing::Ending | Standing::Removed)
+            };
+            (0..SESSIONS).all(|s| !fences::stands(state, s) || ended(s))
+        }),
     ]
 }
 

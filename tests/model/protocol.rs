@@ -101,23 +101,39 @@ pub enum Event {
     RecoveryBaseHeldBack,
     /// The contents of a spool became a snapshot.
     RecoveryBaseClaimed,
+
+    // Version 2.
+    /// A session that R had ended acknowledged an operation, because its fence was not written yet.
+    AcknowledgedUnfenced,
+    /// A new holder wrote the fence of a session that an earlier new holder had ended.
+    FencedAgain,
+    /// A fence arrived late.
+    LateFence,
+    /// A fence was deleted.
+    FenceDeleted,
 }
 
 /// The events that a search has met.
 #[derive(Clone, Default)]
-pub struct Coverage(Arc<AtomicU64>);
+pub struct Coverage(Arc<[AtomicU64; 2]>);
 
 impl Coverage {
     /// Records that an event was met.
     pub fn note(&self, event: Event) {
-        let bit = 1 << event as u8;
-        if self.0.load(Ordering::Relaxed) & bit == 0 {
-            self.0.fetch_or(bit, Ordering::Relaxed);
+        let (word, bit) = self.place(event);
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            word.fetch_or(bit, Ordering::Relaxed);
         }
     }
     /// Whether the event was met.
     pub fn has(&self, event: Event) -> bool {
-        self.0.load(Ordering::Relaxed) & (1 << event as u8) != 0
+        let (word, bit) = self.place(event);
+        word.load(Ordering::Relaxed) & bit != 0
+    }
+    /// Returns the word and the bit of the event.
+    fn place(&self, event: Event) -> (&AtomicU64, u64) {
+        let number = event as usize;
+        (&self.0[number / 64], 1 << (number % 64))
     }
 }
 
@@ -300,7 +316,8 @@ impl Protocol {
             Mutant::GetBeforeAnswer,
             Mutant::CasWithoutLiveSession,
         ];
-        if acts_without_session.iter().any(|&m| self.lacks(m)) {
+        // With fences a writer that is no longer in R goes on until it reads its fence.
+        if self.scenario.fences || acts_without_session.iter().any(|&m| self.lacks(m)) {
             return;
         }
         for s in 0..state.processes.len() {

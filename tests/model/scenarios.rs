@@ -11,8 +11,10 @@ use crate::world::{QUIET, Role, Scenario, Write};
 use Write::{Fresh, FreshWith, NewSegment, Reuse, Split};
 
 mod failures;
+mod version2;
 
 pub use failures::*;
+pub use version2::*;
 
 const UNUSED: Role = Role::Unused;
 const COLLECTOR: Role = Role::Collector;
@@ -43,6 +45,7 @@ const fn faults(packs: u8, journals: u8, heartbeats: u8, commits: u8) -> Faults 
         commits,
         rots: 0,
         losses: 0,
+        fences: 0,
     }
 }
 
@@ -356,6 +359,7 @@ pub const FULL: &[Scenario] = &[
     JOURNAL_LOST_TWICE,
     DAMAGED_TAKEN_FAULTS,
     SPOOL_ELSEWHERE_FAULTS,
+    FENCES_LONG,
 ];
 
 /// A writer that only reuses.

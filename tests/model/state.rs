@@ -9,6 +9,8 @@
 use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
 
+use crate::fences::Fences;
+
 /// Number of processes, and so of sessions, in one world.
 pub const SESSIONS: usize = 4;
 /// Most operations that one session may accept. The log packs an operation into four bits, so at
@@ -383,6 +385,8 @@ pub struct Store {
     /// Journals that the bucket has lost or damaged since they arrived, one bit per number. Their
     /// writers do not know this, since they received the answers.
     pub lost: [u8; SESSIONS],
+    /// Version 2: fences of sessions, written and under way.
+    pub fences: Fences,
 }
 
 impl Store {
@@ -492,6 +496,8 @@ pub struct Process {
     pub accepts_loss: bool,
     /// Collector: the packs that it would condemn.
     pub candidates: PackSet,
+    /// Version 2, new holder: the sessions of which it knows that their fence stands, one bit each.
+    pub fenced: u8,
     /// Only for the mutant `GetBeforeAnswer`: how many journals had been sent when R was read.
     pub early: u8,
 }
@@ -512,6 +518,8 @@ pub struct Faults {
     pub rots: u8,
     /// Journals that the bucket loses or damages after they arrived.
     pub losses: u8,
+    /// Slow PUTs of fences.
+    pub fences: u8,
 }
 
 /// The world.

@@ -9,7 +9,7 @@ use crate::mutants::Mutant;
 use crate::protocol::Protocol;
 use crate::state::{EPOCHS, JOURNALS, Pack, Phase, SESSIONS, Session, State};
 use crate::world::{Role, Write};
-use crate::{collector, damage, journal, new_holder, writer};
+use crate::{collector, damage, fences, journal, new_holder, writer};
 
 /// One step of one process, or the arrival of a slow request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,6 +94,19 @@ pub enum Step {
     TakeCas(Session),
     /// Rule 7: the journals of all ending sessions of the volume are listed.
     TakeList(Session),
+    /// Version 2, rule 7: a new holder writes the fence of a session that R has ended.
+    FencePut {
+        /// The new holder.
+        s: Session,
+        /// The ended session.
+        v: Session,
+        /// Whether the PUT is slow.
+        late: bool,
+    },
+    /// A slow fence arrives.
+    FenceLand(Session),
+    /// Version 2: a fence is deleted.
+    FenceDelete(Session),
     /// Rule 7: the uncovered operations of the ending sessions are committed, and these sessions
     /// leave R.
     ReplayCommitCas(Session),
@@ -166,6 +179,9 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
             }
         }
     }
+    if model.scenario.fences {
+        steps.extend((0..SESSIONS).flat_map(|v| [Step::FenceLand(v), Step::FenceDelete(v)]));
+    }
     for p in state.store.flying.iter() {
         steps.push(Step::PackLand(p));
     }
@@ -184,6 +200,12 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
     }
 }
 
+fn push_fences(s: Session, steps: &mut Vec<Step>) {
+    for v in (0..SESSIONS).filter(|&v| v != s) {
+        steps.extend([false, true].map(|late| Step::FencePut { s, v, late }));
+    }
+}
+
 fn of_writer(
     model: &Protocol,
     state: &State,
@@ -197,12 +219,18 @@ fn of_writer(
         Phase::Outside => steps.push(Step::RegisterCas(s)),
         Phase::Registered => {
             steps.push(Step::TakeCas(s));
+            if model.lacks(Mutant::FenceBeforeReplacement) {
+                push_fences(s, steps);
+            }
             if model.lacks(Mutant::ListBeforeTake) {
                 steps.push(Step::TakeList(s));
             }
         }
         Phase::Taken => {
             steps.push(Step::TakeList(s));
+            if model.scenario.fences {
+                push_fences(s, steps);
+            }
             if model.scenario.spools {
                 steps.extend((0..SESSIONS).map(|v| Step::SpoolReplay(s, v)));
             }
@@ -290,6 +318,9 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::CommitLand(s) => writer::commit_land(model, state, s),
         Step::TakeCas(s) => new_holder::take_cas(model, state, s),
         Step::TakeList(s) => new_holder::list(model, state, s),
+        Step::FencePut { s, v, late } => fences::put(model, state, s, v, late),
+        Step::FenceLand(v) => fences::land(model, state, v),
+        Step::FenceDelete(v) => fences::delete(model, state, v),
         Step::ReplayCommitCas(s) => new_holder::replay_commit_cas(model, state, s),
         Step::RemoveReplayedCas(s) => new_holder::remove_replayed_cas(model, state, s),
         Step::LeaveCas(s) => new_holder::leave_cas(model, state, s),

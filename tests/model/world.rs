@@ -87,6 +87,8 @@ pub struct Scenario {
     /// A variant of rule 7: new holders accept and journal before they have replayed, but commit
     /// only after.
     pub early_accept: bool,
+    /// Version 2: fsync reads the session's fence instead of R.
+    pub fences: bool,
     /// The events that a search under all rules must meet, or else it proves little.
     pub reaches: &'static [Event],
 }
@@ -106,6 +108,7 @@ pub const QUIET: Scenario = Scenario {
         commits: 0,
         rots: 0,
         losses: 0,
+        fences: 0,
     },
     locks: false,
     end_sessions: false,
@@ -118,6 +121,7 @@ pub const QUIET: Scenario = Scenario {
     remembers: false,
     refresh: false,
     early_accept: false,
+    fences: false,
     reaches: &[],
 };
 
@@ -168,6 +172,7 @@ impl Scenario {
                 flying_bases: [0; SESSIONS],
                 journals: Default::default(),
                 lost: [0; SESSIONS],
+                fences: Default::default(),
             },
             processes: [Process {
                 phase: Phase::Outside,
@@ -188,6 +193,7 @@ impl Scenario {
                 listing: [0; SESSIONS],
                 accepts_loss: false,
                 candidates: PackSet::EMPTY,
+                fenced: 0,
                 early: 0,
             }; SESSIONS],
             faults: self.faults,

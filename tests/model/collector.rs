@@ -3,6 +3,7 @@
 //! A collector's own base is not modelled. It is assumed to rise at once, which is the most
 //! dangerous case: the check of the rewritten packs alone must then keep them right.
 
+use crate::index;
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
 use crate::state::{
@@ -108,7 +109,11 @@ pub fn condemn_cas(model: &Protocol, state: &State, s: Session) -> Option<State>
     }
     next.root.epoch += 1;
     next.root.condemned[usize::from(next.root.epoch)] = candidates;
-    next.root.live = next.root.live.without(candidates).and(rewritten);
+    if !index::has_room(model, state, rewritten) {
+        return None;
+    }
+    next.root.live = next.root.live.without(candidates);
+    index::enter(model, &mut next, rewritten);
     next.root.quarantine = state.root.quarantine.without(candidates);
     let reachable = model.reachable(state);
     let needed = |p: Pack| !state.store.contents[p].common(reachable).is_empty();
@@ -270,6 +275,7 @@ pub fn forget_epoch_cas(model: &Protocol, state: &State, epoch: u8) -> Option<St
     }
     let mut next = *state;
     next.root.condemned[usize::from(epoch)] = PackSet::EMPTY;
+    index::forget(model, &mut next, condemned);
     model.root_replaced(&mut next, None);
     model.coverage.note(Event::EpochForgotten);
     Some(next)

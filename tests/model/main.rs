@@ -60,11 +60,13 @@
 mod collector;
 mod damage;
 mod fences;
+mod index;
 mod journal;
 mod mutants;
 mod new_holder;
 mod properties;
 mod protocol;
+mod runs;
 mod scenarios;
 mod state;
 mod steps;
@@ -274,6 +276,16 @@ refuted! {
     fence_deleted_with_session: [FenceDeletedWithSession], FENCES, ACKNOWLEDGED_KEPT;
     fence_not_read: [FsyncWithoutRereading], FENCES, ACKNOWLEDGED_KEPT;
     fence_read_before_answer: [GetBeforeAnswer], FENCES, ACKNOWLEDGED_KEPT;
+    forgotten_while_named: [ForgottenWhileNamed], RUNS, LIVE_EXISTS;
+    merge_drops_condemned: [MergeDropsCondemned], RUNS, HELD_FOUND;
+    gone_leaves_early: [GoneLeavesEarly], RUNS_GONE, LIVE_EXISTS;
+    gone_stays: [GoneStays], RUNS_GONE, GONE_NAMED;
+    merge_inputs_unchecked: [MergeInputsUnchecked], TWO_MERGERS, LIVE_EXISTS;
+    absorbed_early: [AbsorbedEarly], RUNS, LIVE_FOUND;
+    manifest_of_older_root: [ManifestOfOlderRoot], RUNS, ROOT_INTACT;
+    own_runs_swept: [OwnRunsSwept], RUNS, RUNS_EXIST;
+    unacknowledged_run_named: [UnacknowledgedNamed], RUNS_LATE, RUNS_EXIST;
+    mergers_cas_without_live_session: [CasWithoutLiveSession], TWO_MERGERS, RUNS_EXIST;
     fenced_acknowledges: [FenceDeletedWithSession], FENCES, FENCED_SILENT;
 }
 
@@ -374,7 +386,7 @@ fn large_scenarios_hold() {
         println!("BKFS_TEST_FULL is not 1: the large scenarios are left out");
         return;
     }
-    for &scenario in scenarios::FULL {
+    for &scenario in scenarios::FULL.iter().chain(scenarios::VERSION_2_FULL) {
         hold_large(scenario);
     }
 }

@@ -161,6 +161,27 @@ pub enum Mutant {
     EarlierFenceAssumed,
     /// A fence is deleted once its session has left R.
     FenceDeletedWithSession,
+
+    // Version 2: runs.
+    /// Rule 12: an epoch is forgotten while a run or an index object names its packs, and they do
+    /// not become gone.
+    ForgottenWhileNamed,
+    /// Rule 12: a merge drops condemned packs.
+    MergeDropsCondemned,
+    /// Rule 12: a pack leaves the gone ones when a merge drops it, although another run or index
+    /// object still names it.
+    GoneLeavesEarly,
+    /// Rule 12: a pack stays gone when no run and no index object names it any more.
+    GoneStays,
+    /// Rule 12: a merge does not check that what it merged is in the R that it replaces.
+    MergeInputsUnchecked,
+    /// Rule 12: an index object leaves R as soon as one range has its records.
+    AbsorbedEarly,
+    /// Rule 12: a merge replaces the table of index objects by the one that it made from the R that
+    /// it had read.
+    ManifestOfOlderRoot,
+    /// Rule 8: a run that R does not name is deleted although its session stands in R.
+    OwnRunsSwept,
 }
 
 /// All mutants, for a test that each one is refuted.
@@ -227,4 +248,12 @@ pub const ALL: &[Mutant] = &[
     Mutant::UnansweredFenceTrusted,
     Mutant::EarlierFenceAssumed,
     Mutant::FenceDeletedWithSession,
+    Mutant::ForgottenWhileNamed,
+    Mutant::MergeDropsCondemned,
+    Mutant::GoneLeavesEarly,
+    Mutant::GoneStays,
+    Mutant::MergeInputsUnchecked,
+    Mutant::AbsorbedEarly,
+    Mutant::ManifestOfOlderRoot,
+    Mutant::OwnRunsSwept,
 ];

@@ -1,6 +1,7 @@
 //! Registration, takeover and end of sessions (rules 2 and 7).
 
 use crate::fences;
+use crate::index;
 use crate::journal;
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
@@ -208,7 +209,10 @@ pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<
     if !missing.is_empty() {
         add = add.and(copy(&mut next, s, missing, replay.named)?);
     }
-    next.root.live = next.root.live.and(add);
+    if !index::has_room(model, state, add) {
+        return None;
+    }
+    index::enter(model, &mut next, add);
     let process = &mut next.processes[s];
     let kept = process.unresolved.and(process.uncommitted);
     next.root.sessions[s].floor = kept

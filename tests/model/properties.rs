@@ -3,6 +3,7 @@
 use stateright::Property;
 
 use crate::fences;
+use crate::index::{self, Plane, RunState};
 use crate::journal;
 use crate::new_holder;
 use crate::protocol::Protocol;
@@ -55,6 +56,16 @@ pub const SPOOL_REPLAYED: &str = "what the disk acknowledged is kept on its mach
 /// Version 2: a fence stands only for sessions that R has ended.
 pub const FENCE_TRUE: &str = "a fence stands only for sessions that R has ended";
 
+/// Version 2: every live pack can be looked up in each range in which it has objects.
+pub const LIVE_FOUND: &str = "every live pack can be looked up in every range";
+/// Version 2: packs of other sessions that a mounted writer refers to can be looked up, live or
+/// condemned, so that what they hold can be stored again.
+pub const HELD_FOUND: &str = "whatever a mounted writer holds can be looked up";
+/// Version 2: every run that R names exists.
+pub const RUNS_EXIST: &str = "every run of R exists";
+/// Version 2: only what a run or an index object names is gone, so that the list does not grow.
+pub const GONE_NAMED: &str = "a run or an index object names what is gone";
+
 /// Returns all properties.
 pub fn all() -> Vec<Property<Protocol>> {
     vec![
@@ -90,6 +101,17 @@ pub fn all() -> Vec<Property<Protocol>> {
         Property::always(SPOOL_REPLAYED, |_, state: &State| !state.spool_ignored),
         Property::always(HONEST_BELIEVED, honest_believed),
         Property::always(LOSS_TOLD, |_, state: &State| !state.lost_untold),
+        Property::always(LIVE_FOUND, |model: &Protocol, state: &State| {
+            model.scenario.plane == Plane::Table || index::finds(state, state.root.live)
+        }),
+        Property::always(HELD_FOUND, held_found),
+        Property::always(RUNS_EXIST, |_, state: &State| {
+            index::runs(&state.root, &state.store).all(|run| run.state == RunState::Landed)
+        }),
+        Property::always(GONE_NAMED, |_, state: &State| {
+            let gone = state.root.index.gone;
+            gone.is_empty() || gone.within(index::named(&state.root, &state.store))
+        }),
         Property::always(FENCE_TRUE, |_, state: &State| {
             let ended = |s: Session| {
                 let standing = state.root.sessions[s].standing;
@@ -264,6 +286,16 @@ fn held_exists(model: &Protocol, state: &State) -> bool {
             state.root.sessions[s].standing == Standing::Live
                 && needs.without(state.store.objects(places)).is_empty()
         })
+}
+
+fn held_found(model: &Protocol, state: &State) -> bool {
+    model.scenario.plane == Plane::Table
+        || (0..SESSIONS)
+            .filter(|&s| state.processes[s].phase == Phase::Mounted && model.holds(state, s))
+            .all(|s| {
+                let own = PackSet::own(s, 0);
+                index::finds(state, state.processes[s].held.without(own))
+            })
 }
 
 /// Operations that were accepted when all damage was known can be read: while their writer holds

@@ -111,6 +111,22 @@ pub enum Event {
     LateFence,
     /// A fence was deleted.
     FenceDeleted,
+    /// A merge replaced R.
+    Merged,
+    /// A run was named that has packs which were condemned by then.
+    MergedCondemned,
+    /// A run was named that has packs which were gone by then.
+    MergedGone,
+    /// A merge was refused, because another one had taken its inputs.
+    MergeRefused,
+    /// An index object left R, since every range had its records.
+    Absorbed,
+    /// A forgotten pack became gone, since a run or an index object still named it.
+    BecameGone,
+    /// A pack left the gone ones.
+    LeftGone,
+    /// A run was deleted.
+    RunDeleted,
 }
 
 /// The events that a search has met.

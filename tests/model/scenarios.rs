@@ -359,7 +359,6 @@ pub const FULL: &[Scenario] = &[
     JOURNAL_LOST_TWICE,
     DAMAGED_TAKEN_FAULTS,
     SPOOL_ELSEWHERE_FAULTS,
-    FENCES_LONG,
 ];
 
 /// A writer that only reuses.

@@ -10,6 +10,8 @@ use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
 
 use crate::fences::Fences;
+use crate::index::{Index, RUNS, Run};
+use crate::runs::Merge;
 
 /// Number of processes, and so of sessions, in one world.
 pub const SESSIONS: usize = 4;
@@ -285,6 +287,8 @@ pub struct Root {
     pub volumes: [Volume; VOLUMES],
     /// The sessions.
     pub sessions: [SessionEntry; SESSIONS],
+    /// Version 2: index objects, runs and gone packs. `live` then follows from these.
+    pub index: Index,
 }
 
 impl Root {
@@ -387,6 +391,8 @@ pub struct Store {
     pub lost: [u8; SESSIONS],
     /// Version 2: fences of sessions, written and under way.
     pub fences: Fences,
+    /// Version 2: the runs.
+    pub runs: [Run; RUNS],
 }
 
 impl Store {
@@ -498,6 +504,8 @@ pub struct Process {
     pub candidates: PackSet,
     /// Version 2, new holder: the sessions of which it knows that their fence stands, one bit each.
     pub fenced: u8,
+    /// Version 2, merging session: the merge under way.
+    pub merge: Option<Merge>,
     /// Only for the mutant `GetBeforeAnswer`: how many journals had been sent when R was read.
     pub early: u8,
 }

@@ -5,11 +5,12 @@
 //! succeeds are one step, since success proves that R did not change in between. Where an answer
 //! may be lost, sending and arriving are two steps.
 
+use crate::index::{Plane, RANGES, RUNS};
 use crate::mutants::Mutant;
 use crate::protocol::Protocol;
 use crate::state::{EPOCHS, JOURNALS, Pack, Phase, SESSIONS, Session, State};
 use crate::world::{Role, Write};
-use crate::{collector, damage, fences, journal, new_holder, writer};
+use crate::{collector, damage, fences, journal, new_holder, runs, writer};
 
 /// One step of one process, or the arrival of a slow request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -107,6 +108,31 @@ pub enum Step {
     FenceLand(Session),
     /// Version 2: a fence is deleted.
     FenceDelete(Session),
+    /// Version 2, rule 12: a session reads R, merges index objects and maybe runs of a range, and
+    /// sends the new run.
+    MergePrepare {
+        /// The session.
+        s: Session,
+        /// The range.
+        range: u8,
+        /// Whether the runs of the range are merged too.
+        with_runs: bool,
+        /// Whether the PUT is slow.
+        late: bool,
+    },
+    /// A slow run arrives.
+    RunLand(usize),
+    /// Rule 12: the new run replaces what was merged.
+    MergeCas {
+        /// The session.
+        s: Session,
+        /// Whether the answer is lost.
+        late: bool,
+    },
+    /// A session gives up a merge whose inputs are no longer in R.
+    MergeAbandon(Session),
+    /// Rule 8: a run that R does not name is deleted.
+    RunDelete(usize),
     /// Rule 7: the uncovered operations of the ending sessions are committed, and these sessions
     /// leave R.
     ReplayCommitCas(Session),
@@ -150,7 +176,7 @@ pub enum Step {
 pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
     for s in 0..SESSIONS {
         match model.scenario.roles[s] {
-            Role::Unused => {}
+            Role::Unused | Role::Merger => {}
             Role::Writer { menu, .. } => of_writer(model, state, s, menu, steps),
             Role::Collector => {
                 if state.processes[s].phase == Phase::Marked {
@@ -160,6 +186,9 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
                 }
                 steps.push(Step::QuarantineCas(s));
             }
+        }
+        if matches!(model.scenario.roles[s], Role::Merger) {
+            of_merger(s, steps);
         }
         if model.scenario.end_sessions {
             steps.push(Step::EndSessionCas(s));
@@ -178,6 +207,9 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
                 steps.push(Step::BaseLand(s, base));
             }
         }
+    }
+    if model.scenario.plane != Plane::Table {
+        steps.extend((0..RUNS).flat_map(|r| [Step::RunLand(r), Step::RunDelete(r)]));
     }
     if model.scenario.fences {
         steps.extend((0..SESSIONS).flat_map(|v| [Step::FenceLand(v), Step::FenceDelete(v)]));
@@ -198,6 +230,22 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
     for p in state.store.doomed.common(state.store.stored).iter() {
         steps.push(Step::DeleteLand(p));
     }
+}
+
+fn of_merger(s: Session, steps: &mut Vec<Step>) {
+    let both = [false, true];
+    for range in 0..RANGES as u8 {
+        for with_runs in both {
+            steps.extend(both.map(|late| Step::MergePrepare {
+                s,
+                range,
+                with_runs,
+                late,
+            }));
+        }
+    }
+    steps.extend(both.map(|late| Step::MergeCas { s, late }));
+    steps.push(Step::MergeAbandon(s));
 }
 
 fn push_fences(s: Session, steps: &mut Vec<Step>) {
@@ -318,6 +366,16 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::CommitLand(s) => writer::commit_land(model, state, s),
         Step::TakeCas(s) => new_holder::take_cas(model, state, s),
         Step::TakeList(s) => new_holder::list(model, state, s),
+        Step::MergePrepare {
+            s,
+            range,
+            with_runs,
+            late,
+        } => runs::prepare(model, state, s, range, with_runs, late),
+        Step::RunLand(r) => runs::land(state, r),
+        Step::MergeCas { s, late } => runs::merge_cas(model, state, s, late),
+        Step::MergeAbandon(s) => runs::abandon(state, s),
+        Step::RunDelete(r) => runs::delete(model, state, r),
         Step::FencePut { s, v, late } => fences::put(model, state, s, v, late),
         Step::FenceLand(v) => fences::land(model, state, v),
         Step::FenceDelete(v) => fences::delete(model, state, v),

@@ -1,6 +1,7 @@
 //! The parameters of a scenario: the processes, the operations that they may do, and the faults
 //! that may happen.
 
+use crate::index::{self, IndexObject, Plane, RANGES, RUNS, Run, RunState};
 use crate::protocol::Event;
 use crate::state::{
     Content, EPOCHS, Faults, GIVEN_PACKS, NONE, Objects, PACKS, PackSet, Phase, Process, Root,
@@ -41,6 +42,8 @@ pub enum Role {
     },
     /// A collector, registered from the start.
     Collector,
+    /// Version 2: a session that merges index objects and runs, registered from the start.
+    Merger,
 }
 
 /// A bounded world.
@@ -89,6 +92,10 @@ pub struct Scenario {
     pub early_accept: bool,
     /// Version 2: fsync reads the session's fence instead of R.
     pub fences: bool,
+    /// How R keeps the table of live packs.
+    pub plane: Plane,
+    /// How many runs are written at most, with those of the start.
+    pub runs_at_most: usize,
     /// The events that a search under all rules must meet, or else it proves little.
     pub reaches: &'static [Event],
 }
@@ -122,6 +129,8 @@ pub const QUIET: Scenario = Scenario {
     refresh: false,
     early_accept: false,
     fences: false,
+    plane: Plane::Table,
+    runs_at_most: RUNS,
     reaches: &[],
 };
 
@@ -131,6 +140,31 @@ impl Scenario {
         match self.roles[s] {
             Role::Writer { volume, .. } => Some(volume),
             _ => None,
+        }
+    }
+
+    /// Puts the packs of the start into an index object, or into runs.
+    fn fill_index(&self, state: &mut State, given: PackSet) {
+        match self.plane {
+            Plane::Table => {}
+            Plane::Objects => {
+                state.root.index.objects[0] = IndexObject {
+                    packs: given,
+                    merged: index::without_records(&state.store, given),
+                };
+            }
+            Plane::Runs => {
+                for range in 0..RANGES {
+                    state.root.index.runs |= 1 << range;
+                    state.store.runs[range] = Run {
+                        state: RunState::Landed,
+                        maker: 0,
+                        sequence: 0,
+                        range: range as u8,
+                        packs: state.store.holding(given, index::objects_of(range)),
+                    };
+                }
+            }
         }
     }
 
@@ -157,6 +191,7 @@ impl Scenario {
                     log: Default::default(),
                 }; VOLUMES],
                 sessions: [SessionEntry::default(); SESSIONS],
+                index: Default::default(),
             },
             store: Store {
                 stored: given,
@@ -173,6 +208,7 @@ impl Scenario {
                 journals: Default::default(),
                 lost: [0; SESSIONS],
                 fences: Default::default(),
+                runs: Default::default(),
             },
             processes: [Process {
                 phase: Phase::Outside,
@@ -194,6 +230,7 @@ impl Scenario {
                 accepts_loss: false,
                 candidates: PackSet::EMPTY,
                 fenced: 0,
+                merge: None,
                 early: 0,
             }; SESSIONS],
             faults: self.faults,
@@ -203,11 +240,12 @@ impl Scenario {
             spool_ignored: false,
             lost_untold: false,
         };
+        self.fill_index(&mut state, given);
         for s in 0..SESSIONS {
             let process = &mut state.processes[s];
             match self.roles[s] {
                 Role::Unused => {}
-                Role::Collector => {
+                Role::Collector | Role::Merger => {
                     process.phase = Phase::Registered;
                     state.root.sessions[s].standing = Standing::Live;
                 }

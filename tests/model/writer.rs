@@ -1,6 +1,7 @@
 //! The steps of a mounted writer: accept operations, replace condemned references, publish bases,
 //! commit (rules 2 to 5).
 
+use crate::index;
 use crate::journal;
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
@@ -426,6 +427,9 @@ pub fn commit_cas(
             return None;
         }
     }
+    if !index::has_room(model, &next, add) {
+        return None;
+    }
     let floor = floor_after(model, &next, s, last, add);
     let pending = Pending {
         applied: false,
@@ -492,7 +496,7 @@ fn apply_commit(model: &Protocol, next: &mut State, s: Session, pending: Pending
     entry.covered = pending.last;
     // A floor never goes down: the packs that it has passed may be condemned.
     entry.floor = entry.floor.max(pending.floor);
-    next.root.live = next.root.live.and(pending.add);
+    index::enter(model, next, pending.add);
     next.root.volumes[volume].holder = s as u8;
     model.root_replaced(next, Some(s));
     model.coverage.note(Event::Committed);

@@ -1,10 +1,15 @@
 //! Bounded worlds of version 2.
 
-use super::{REUSE_TAKEN, UNUSED, arriving, faults, mounted};
+use super::{
+    C0, C1, COLLECTOR, M0_M1, NOTHING, ONE_CONTENT, REUSE_TAKEN, UNUSED, arriving, faults, mounted,
+};
+use crate::index::{Plane, RUNS as RUNS_MAX};
 use crate::protocol::Event;
-use crate::state::Faults;
-use crate::world::{QUIET, Scenario, Write};
-use Write::Fresh;
+use crate::state::{Faults, NONE, Objects};
+use crate::world::{QUIET, Role, Scenario, Write};
+use Write::{Fresh, NewSegment, Reuse};
+
+const MERGER: Role = Role::Merger;
 
 /// Takeovers, with fences in the place of reading R in fsync.
 pub const FENCES: Scenario = Scenario {
@@ -71,5 +76,152 @@ pub const FENCES_COLLECTED: Scenario = Scenario {
     ..REUSE_TAKEN
 };
 
+/// A writer reuses garbage while it is collected, and while index objects are merged.
+pub const RUNS: Scenario = Scenario {
+    name: "runs",
+    roles: [
+        mounted(0, &[&[Reuse(0), Fresh(1)]]),
+        UNUSED,
+        MERGER,
+        COLLECTOR,
+    ],
+    given: ONE_CONTENT,
+    last_epoch: 1,
+    plane: Plane::Objects,
+    reaches: &[
+        Event::Committed,
+        Event::CopiedCondemned,
+        Event::Merged,
+        Event::MergedCondemned,
+        Event::MergedGone,
+        Event::Absorbed,
+        Event::BecameGone,
+        Event::LeftGone,
+        Event::RunDeleted,
+    ],
+    ..QUIET
+};
+
+/// The same with runs from the start, whose PUTs and replacements may get no answer.
+pub const RUNS_LATE: Scenario = Scenario {
+    name: "runs, late",
+    faults: faults(1, 0, 0, 1),
+    plane: Plane::Runs,
+    ..RUNS
+};
+
+/// Packs of both ranges that are collected, forgotten and dropped.
+pub const RUNS_GONE: Scenario = Scenario {
+    name: "runs, gone",
+    roles: [UNUSED, UNUSED, MERGER, COLLECTOR],
+    given: [Objects::content(0), Objects::content(1), NOTHING, NOTHING],
+    trees: [1, NONE],
+    last_epoch: 1,
+    plane: Plane::Objects,
+    reaches: &[
+        Event::Merged,
+        Event::MergedCondemned,
+        Event::MergedGone,
+        Event::BecameGone,
+        Event::LeftGone,
+        Event::RunDeleted,
+    ],
+    ..QUIET
+};
+
+/// Two sessions that merge, each of which may be ended by mistake.
+pub const TWO_MERGERS: Scenario = Scenario {
+    name: "two mergers",
+    roles: [UNUSED, MERGER, MERGER, COLLECTOR],
+    given: [Objects::content(0), C1, NOTHING, NOTHING],
+    trees: [0, NONE],
+    last_epoch: 1,
+    end_sessions: true,
+    faults: faults(0, 0, 0, 1),
+    plane: Plane::Objects,
+    reaches: &[
+        Event::Merged,
+        Event::MergeRefused,
+        Event::BecameGone,
+        Event::LeftGone,
+        Event::DeadSessionRefused,
+    ],
+    ..QUIET
+};
+
+/// Runs while the volume is taken over.
+pub const RUNS_TAKEN: Scenario = Scenario {
+    name: "runs, taken over",
+    roles: [
+        mounted(0, &[&[Reuse(0), NewSegment(0)]]),
+        arriving(0, &[&[Reuse(0)]]),
+        MERGER,
+        COLLECTOR,
+    ],
+    runs_at_most: 4,
+    plane: Plane::Runs,
+    reaches: &[
+        Event::FsyncAcknowledged,
+        Event::Replayed,
+        Event::ReplayCopied,
+        Event::MergedCondemned,
+        Event::MergedGone,
+        Event::LeftGone,
+        Event::RunDeleted,
+        Event::Deleted,
+    ],
+    ..RUNS
+};
+
+/// Two collections, which rewrite mixed packs.
+pub const RUNS_TWO_EPOCHS: Scenario = Scenario {
+    name: "runs, two epochs",
+    roles: [
+        mounted(0, &[&[Reuse(0)], &[Fresh(2)]]),
+        UNUSED,
+        MERGER,
+        COLLECTOR,
+    ],
+    given: [M0_M1, C0, C1, NOTHING],
+    last_epoch: 2,
+    runs_at_most: 3,
+    reaches: &[
+        Event::Rewritten,
+        Event::MergedCondemned,
+        Event::MergedGone,
+        Event::LeftGone,
+        Event::Deleted,
+    ],
+    ..RUNS
+};
+
+/// The same with index objects at the start and slow heartbeats.
+pub const RUNS_TAKEN_FAULTS: Scenario = Scenario {
+    name: "runs, taken over, late heartbeats",
+    faults: faults(0, 0, 1, 0),
+    runs_at_most: RUNS_MAX,
+    plane: Plane::Objects,
+    ..RUNS_TAKEN
+};
+
+/// More runs over two collections.
+pub const RUNS_TWO_EPOCHS_LONG: Scenario = Scenario {
+    name: "runs, two epochs, long",
+    runs_at_most: 4,
+    ..RUNS_TWO_EPOCHS
+};
+
 /// Searched exhaustively in every run.
-pub const VERSION_2: &[Scenario] = &[FENCES, FENCES_COLLECTED];
+pub const VERSION_2: &[Scenario] = &[
+    FENCES,
+    FENCES_COLLECTED,
+    RUNS,
+    RUNS_LATE,
+    RUNS_GONE,
+    TWO_MERGERS,
+    RUNS_TAKEN,
+    RUNS_TWO_EPOCHS,
+];
+
+/// Searched exhaustively when `BKFS_TEST_FULL=1`.
+pub const VERSION_2_FULL: &[Scenario] = &[FENCES_LONG, RUNS_TAKEN_FAULTS, RUNS_TWO_EPOCHS_LONG];

@@ -86,6 +86,20 @@ pub fn mark(model: &Protocol, state: &State, s: Session, rewrite: bool) -> Optio
     Some(next)
 }
 
+/// Version 2: a collector that has lost several races sets a turn. The others wait for a while
+/// before they replace R. They need not: the collector checks its candidates as before.
+pub fn turn_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    let is_live = state.root.sessions[s].standing == Standing::Live;
+    if state.processes[s].phase != Phase::Marked || state.root.turn != NONE || !is_live {
+        return None;
+    }
+    let mut next = *state;
+    next.root.turn = s as u8;
+    model.root_replaced(&mut next, Some(s));
+    model.coverage.note(Event::TurnSet);
+    Some(next)
+}
+
 /// Rule 8b: the candidates that are still garbage by the root being replaced become condemned in a
 /// new epoch.
 pub fn condemn_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
@@ -106,6 +120,9 @@ pub fn condemn_cas(model: &Protocol, state: &State, s: Session) -> Option<State>
     process.uncommitted = PackSet::EMPTY;
     if candidates.is_empty() {
         return Some(next);
+    }
+    if usize::from(next.root.turn) == s {
+        next.root.turn = NONE;
     }
     next.root.epoch += 1;
     next.root.condemned[usize::from(next.root.epoch)] = candidates;
@@ -134,7 +151,9 @@ fn settle(model: &Protocol, state: &State, s: Session) -> (PackSet, PackSet) {
     let process = &state.processes[s];
     let rewritten = process.uncommitted;
     let marked = process.candidates.without(state.root.all_condemned());
-    if model.lacks(Mutant::MarkFromOlderRoot) {
+    let has_turn = usize::from(state.root.turn) == s;
+    if model.lacks(Mutant::MarkFromOlderRoot) || (has_turn && model.lacks(Mutant::TurnTakenForLock))
+    {
         return (marked, rewritten);
     }
     let reachable = model.reachable(state);

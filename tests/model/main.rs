@@ -59,6 +59,7 @@
 
 mod collector;
 mod damage;
+mod descriptions;
 mod fences;
 mod index;
 mod journal;
@@ -286,6 +287,12 @@ refuted! {
     own_runs_swept: [OwnRunsSwept], RUNS, RUNS_EXIST;
     unacknowledged_run_named: [UnacknowledgedNamed], RUNS_LATE, RUNS_EXIST;
     mergers_cas_without_live_session: [CasWithoutLiveSession], TWO_MERGERS, RUNS_EXIST;
+    turn_taken_for_lock: [TurnTakenForLock], TURN, ROOT_INTACT;
+    turn_obeyed_for_ever: [TurnObeyedForEver], TURN, TURN_PASSES;
+    absent_taken_for_dead: [AbsentTakenForDead], DESCRIPTIONS, NOT_ENDED_ALIVE;
+    described_once: [DescribedOnce], DESCRIPTIONS, DEAD_KNOWN;
+    objects_swept_and_absence_ignored:
+        [ObjectSweptByOlderRoot, AbsentHeartbeatIgnored], DESCRIPTIONS_REUSE, JOURNAL_INTACT;
     fenced_acknowledges: [FenceDeletedWithSession], FENCES, FENCED_SILENT;
 }
 
@@ -376,6 +383,15 @@ fn floors_are_implied_by_reading_them() {
     hold(scenarios::FLOOR, &[FloorPastUnresolved]);
     hold(scenarios::FLOOR, &[FloorPastUncommitted]);
     hold(scenarios::FLOOR, &[OwnByMemory]);
+}
+
+/// A collector that reads the root before it lists the objects of the sessions deletes the object
+/// of a session that has just registered. The object's absence then holds back deletion and
+/// takeovers until the next heartbeat, which is harmless.
+#[test]
+fn objects_of_sessions_may_be_deleted() {
+    hold(scenarios::DESCRIPTIONS, &[ObjectSweptByOlderRoot]);
+    hold(scenarios::DESCRIPTIONS_REUSE, &[ObjectSweptByOlderRoot]);
 }
 
 /// The large scenarios, with `BKFS_TEST_FULL=1`.

@@ -182,6 +182,20 @@ pub enum Mutant {
     ManifestOfOlderRoot,
     /// Rule 8: a run that R does not name is deleted although its session stands in R.
     OwnRunsSwept,
+
+    // Version 2: turns, and who a session is.
+    /// Rule 8: a collector whose turn stands in R condemns what it had marked, without marking the
+    /// difference, because the others wait.
+    TurnTakenForLock,
+    /// Rule 8: a turn is obeyed for as long as it stands.
+    TurnObeyedForEver,
+    /// Rule 2: a session whose object is absent is taken for dead.
+    AbsentTakenForDead,
+    /// Rule 2: who a session is, is written before its registration, and not again with its
+    /// heartbeats.
+    DescribedOnce,
+    /// Rule 8: a collector reads R before it lists the objects of the sessions.
+    ObjectSweptByOlderRoot,
 }
 
 /// All mutants, for a test that each one is refuted.
@@ -256,4 +270,9 @@ pub const ALL: &[Mutant] = &[
     Mutant::AbsorbedEarly,
     Mutant::ManifestOfOlderRoot,
     Mutant::OwnRunsSwept,
+    Mutant::TurnTakenForLock,
+    Mutant::TurnObeyedForEver,
+    Mutant::AbsentTakenForDead,
+    Mutant::DescribedOnce,
+    Mutant::ObjectSweptByOlderRoot,
 ];

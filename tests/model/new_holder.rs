@@ -1,5 +1,6 @@
 //! Registration, takeover and end of sessions (rules 2 and 7).
 
+use crate::descriptions;
 use crate::fences;
 use crate::index;
 use crate::journal;
@@ -24,7 +25,7 @@ pub fn register(model: &Protocol, state: &State, s: Session) -> Option<State> {
         matches!(model.scenario.roles[t], Role::Writer { .. })
             && state.root.sessions[t].standing == Standing::Absent
     });
-    if earlier {
+    if earlier || !descriptions::may_register(model, state, s) {
         return None;
     }
     let mut next = *state;
@@ -55,6 +56,11 @@ pub fn take_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let mut next = *state;
     let entry = &mut next.root.volumes[volume];
     if entry.holder != NONE {
+        let v = usize::from(entry.holder);
+        if !descriptions::may_end(model, state, s, v) {
+            return None;
+        }
+        next.ended_alive |= model.scenario.judged && !state.processes[v].dead;
         let ended = if model.lacks(Mutant::EndBeforeJournalCommitted) {
             Standing::Removed
         } else {
@@ -404,6 +410,9 @@ pub fn end_session_cas(model: &Protocol, state: &State, s: Session) -> Option<St
     }
     let mut next = *state;
     next.root.sessions[s].standing = Standing::Removed;
+    if usize::from(next.root.turn) == s {
+        next.root.turn = NONE;
+    }
     model.root_replaced(&mut next, None);
     model.coverage.note(Event::SessionEnded);
     Some(next)

@@ -2,15 +2,17 @@
 
 use stateright::Property;
 
+use crate::descriptions;
 use crate::fences;
 use crate::index::{self, Plane, RunState};
 use crate::journal;
 use crate::new_holder;
 use crate::protocol::Protocol;
 use crate::state::{
-    Journal, JournalState, Log, Objects, PackSet, Phase, SESSIONS, Session, Standing, State,
+    Journal, JournalState, Log, NONE, Objects, PackSet, Phase, SESSIONS, Session, Standing, State,
     VOLUMES,
 };
+use crate::writer;
 
 /// An operation that fsync or a commit acknowledged is in the tree in R or in a journal that a new
 /// holder would replay. No operation is applied twice or out of order.
@@ -66,6 +68,13 @@ pub const RUNS_EXIST: &str = "every run of R exists";
 /// Version 2: only what a run or an index object names is gone, so that the list does not grow.
 pub const GONE_NAMED: &str = "a run or an index object names what is gone";
 
+/// Version 2: a commit that is possible without a turn is possible with it.
+pub const TURN_PASSES: &str = "a turn stops no commit for ever";
+/// Version 2: no session is ended without its user's word while its process is alive.
+pub const NOT_ENDED_ALIVE: &str = "no live session is taken for dead";
+/// Version 2: a dead session whose object is there can be recognised as dead.
+pub const DEAD_KNOWN: &str = "a dead session is known as dead on its machine";
+
 /// Returns all properties.
 pub fn all() -> Vec<Property<Protocol>> {
     vec![
@@ -111,6 +120,11 @@ pub fn all() -> Vec<Property<Protocol>> {
         Property::always(GONE_NAMED, |_, state: &State| {
             let gone = state.root.index.gone;
             gone.is_empty() || gone.within(index::named(&state.root, &state.store))
+        }),
+        Property::always(TURN_PASSES, turn_passes),
+        Property::always(NOT_ENDED_ALIVE, |_, state: &State| !state.ended_alive),
+        Property::always(DEAD_KNOWN, |model: &Protocol, state: &State| {
+            !model.scenario.judged || descriptions::dead_are_known(state)
         }),
         Property::always(FENCE_TRUE, |_, state: &State| {
             let ended = |s: Session| {
@@ -285,6 +299,21 @@ fn held_exists(model: &Protocol, state: &State) -> bool {
                 .common(state.store.stored.and(process.unresolved));
             state.root.sessions[s].standing == Standing::Live
                 && needs.without(state.store.objects(places)).is_empty()
+        })
+}
+
+fn turn_passes(model: &Protocol, state: &State) -> bool {
+    if state.root.turn == NONE {
+        return true;
+    }
+    let mut without = *state;
+    without.root.turn = NONE;
+    (0..SESSIONS)
+        .filter(|&s| state.processes[s].phase == Phase::Mounted)
+        .all(|s| {
+            let last = state.processes[s].accepted;
+            let possible = |state| writer::commit_cas(model, state, s, last, false).is_some();
+            !possible(&without) || possible(state)
         })
 }
 

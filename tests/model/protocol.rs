@@ -127,6 +127,16 @@ pub enum Event {
     LeftGone,
     /// A run was deleted.
     RunDeleted,
+    /// A collector set a turn.
+    TurnSet,
+    /// A commit replaced R while a turn stood.
+    TurnIgnored,
+    /// A process crashed.
+    Crashed,
+    /// A session whose object was absent was taken for alive.
+    TakenForAlive,
+    /// The object of a session was deleted.
+    ObjectDeleted,
 }
 
 /// The events that a search has met.
@@ -369,6 +379,7 @@ impl Protocol {
         state.store.journals[s] = Default::default();
         state.store.flying_bases[s] = 0;
         state.store.published[s] = NONE;
+        state.store.descriptions.there &= !(1 << s);
     }
 }
 

@@ -9,6 +9,7 @@
 use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
 
+use crate::descriptions::Descriptions;
 use crate::fences::Fences;
 use crate::index::{Index, RUNS, Run};
 use crate::runs::Merge;
@@ -289,6 +290,8 @@ pub struct Root {
     pub sessions: [SessionEntry; SESSIONS],
     /// Version 2: index objects, runs and gone packs. `live` then follows from these.
     pub index: Index,
+    /// Version 2: the collector that has lost often and asks the others to wait, or `NONE`.
+    pub turn: u8,
 }
 
 impl Root {
@@ -393,6 +396,8 @@ pub struct Store {
     pub fences: Fences,
     /// Version 2: the runs.
     pub runs: [Run; RUNS],
+    /// Version 2: what the objects of the sessions say in addition to the bases.
+    pub descriptions: Descriptions,
 }
 
 impl Store {
@@ -506,6 +511,8 @@ pub struct Process {
     pub fenced: u8,
     /// Version 2, merging session: the merge under way.
     pub merge: Option<Merge>,
+    /// The process has ended.
+    pub dead: bool,
     /// Only for the mutant `GetBeforeAnswer`: how many journals had been sent when R was read.
     pub early: u8,
 }
@@ -555,4 +562,6 @@ pub struct State {
     /// Ghost: a new holder went on without an acknowledged operation whose loss it could see, and
     /// did not tell its user.
     pub lost_untold: bool,
+    /// Ghost: a session was ended without its user's word while its process was alive.
+    pub ended_alive: bool,
 }

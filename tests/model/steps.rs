@@ -10,7 +10,7 @@ use crate::mutants::Mutant;
 use crate::protocol::Protocol;
 use crate::state::{EPOCHS, JOURNALS, Pack, Phase, SESSIONS, Session, State};
 use crate::world::{Role, Write};
-use crate::{collector, damage, fences, journal, new_holder, runs, writer};
+use crate::{collector, damage, descriptions, fences, journal, new_holder, runs, writer};
 
 /// One step of one process, or the arrival of a slow request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -151,6 +151,18 @@ pub enum Step {
     },
     /// Rule 8b: the candidates that are still garbage are condemned.
     CondemnCas(Session),
+    /// Version 2: a collector asks the others to wait.
+    TurnCas(Session),
+    /// A process ends without a word.
+    Crash(Session),
+    /// Mutant `DescribedOnce` only: the session's object is written before registration.
+    ObjectWriteEarly(Session),
+    /// Mutant `ObjectSweptByOlderRoot` only: a collector reads R before it lists the objects.
+    ObjectSweepRead(Session),
+    /// Version 2, rule 8: a collector decides to delete the object of a session that is not in R.
+    ObjectSweep(Session),
+    /// The DELETE of a session's object arrives.
+    ObjectDeleteLand(Session),
     /// Rule 8c: a collector finds that the bases of all sessions have reached the epoch.
     CollectDecide(u8),
     /// Rule 8: an epoch whose packs are gone is forgotten.
@@ -176,11 +188,15 @@ pub enum Step {
 pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
     for s in 0..SESSIONS {
         match model.scenario.roles[s] {
+            _ if state.processes[s].dead => {}
             Role::Unused | Role::Merger => {}
             Role::Writer { menu, .. } => of_writer(model, state, s, menu, steps),
             Role::Collector => {
                 if state.processes[s].phase == Phase::Marked {
                     steps.push(Step::CondemnCas(s));
+                    if model.scenario.turns {
+                        steps.push(Step::TurnCas(s));
+                    }
                 } else {
                     steps.extend([false, true].map(|rewrite| Step::CollectMark { s, rewrite }));
                 }
@@ -208,6 +224,9 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
             }
         }
     }
+    if model.scenario.judged {
+        of_objects(model, steps);
+    }
     if model.scenario.plane != Plane::Table {
         steps.extend((0..RUNS).flat_map(|r| [Step::RunLand(r), Step::RunDelete(r)]));
     }
@@ -229,6 +248,22 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
     }
     for p in state.store.doomed.common(state.store.stored).iter() {
         steps.push(Step::DeleteLand(p));
+    }
+}
+
+fn of_objects(model: &Protocol, steps: &mut Vec<Step>) {
+    for s in 0..SESSIONS {
+        steps.extend([
+            Step::Crash(s),
+            Step::ObjectSweep(s),
+            Step::ObjectDeleteLand(s),
+        ]);
+        if model.lacks(Mutant::DescribedOnce) {
+            steps.push(Step::ObjectWriteEarly(s));
+        }
+        if model.lacks(Mutant::ObjectSweptByOlderRoot) {
+            steps.push(Step::ObjectSweepRead(s));
+        }
     }
 }
 
@@ -385,6 +420,12 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::EndSessionCas(s) => new_holder::end_session_cas(model, state, s),
         Step::CollectMark { s, rewrite } => collector::mark(model, state, s, rewrite),
         Step::CondemnCas(s) => collector::condemn_cas(model, state, s),
+        Step::TurnCas(s) => collector::turn_cas(model, state, s),
+        Step::Crash(s) => descriptions::crash(model, state, s),
+        Step::ObjectWriteEarly(s) => descriptions::write_early(state, s),
+        Step::ObjectSweepRead(v) => descriptions::sweep_read(state, v),
+        Step::ObjectSweep(v) => descriptions::sweep(model, state, v),
+        Step::ObjectDeleteLand(v) => descriptions::delete_land(model, state, v),
         Step::CollectDecide(epoch) => collector::decide(model, state, epoch),
         Step::ForgetEpochCas(epoch) => collector::forget_epoch_cas(model, state, epoch),
         Step::DeleteLand(p) => collector::delete_land(model, state, p),

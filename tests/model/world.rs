@@ -96,6 +96,10 @@ pub struct Scenario {
     pub plane: Plane,
     /// How many runs are written at most, with those of the start.
     pub runs_at_most: usize,
+    /// Version 2: collectors that lose races set a turn.
+    pub turns: bool,
+    /// Version 2: processes crash, and a new holder ends only sessions that it takes for dead.
+    pub judged: bool,
     /// The events that a search under all rules must meet, or else it proves little.
     pub reaches: &'static [Event],
 }
@@ -131,6 +135,8 @@ pub const QUIET: Scenario = Scenario {
     fences: false,
     plane: Plane::Table,
     runs_at_most: RUNS,
+    turns: false,
+    judged: false,
     reaches: &[],
 };
 
@@ -192,6 +198,7 @@ impl Scenario {
                 }; VOLUMES],
                 sessions: [SessionEntry::default(); SESSIONS],
                 index: Default::default(),
+                turn: NONE,
             },
             store: Store {
                 stored: given,
@@ -209,6 +216,7 @@ impl Scenario {
                 lost: [0; SESSIONS],
                 fences: Default::default(),
                 runs: Default::default(),
+                descriptions: Default::default(),
             },
             processes: [Process {
                 phase: Phase::Outside,
@@ -231,6 +239,7 @@ impl Scenario {
                 candidates: PackSet::EMPTY,
                 fenced: 0,
                 merge: None,
+                dead: false,
                 early: 0,
             }; SESSIONS],
             faults: self.faults,
@@ -239,6 +248,7 @@ impl Scenario {
             owed: [None; SESSIONS],
             spool_ignored: false,
             lost_untold: false,
+            ended_alive: false,
         };
         self.fill_index(&mut state, given);
         for s in 0..SESSIONS {
@@ -260,6 +270,9 @@ impl Scenario {
                         state.root.sessions[s].standing = Standing::Live;
                         state.root.volumes[volume].holder = s as u8;
                         state.store.published[s] = 0;
+                        if self.judged {
+                            state.store.descriptions.there |= 1 << s;
+                        }
                     }
                 }
             }

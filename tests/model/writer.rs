@@ -1,6 +1,7 @@
 //! The steps of a mounted writer: accept operations, replace condemned references, publish bases,
 //! commit (rules 2 to 5).
 
+use crate::descriptions;
 use crate::index;
 use crate::journal;
 use crate::mutants::Mutant;
@@ -299,6 +300,7 @@ pub fn base_send(model: &Protocol, state: &State, s: Session, late: bool) -> Opt
         next.store.flying_bases[s] |= 1 << base;
     } else {
         next.store.published[s] = base;
+        descriptions::write(model, &mut next, s);
     }
     Some(next)
 }
@@ -344,6 +346,7 @@ pub fn base_land(model: &Protocol, state: &State, s: Session, base: u8) -> Optio
     let mut next = *state;
     next.store.flying_bases[s] &= !(1 << base);
     next.store.published[s] = base;
+    descriptions::write(model, &mut next, s);
     model.coverage.note(Event::LateHeartbeat);
     Some(next)
 }
@@ -387,6 +390,12 @@ pub fn commit_cas(
     late: bool,
 ) -> Option<State> {
     let blind = model.lacks(Mutant::CommitWithoutRereading);
+    if state.root.turn != NONE && model.lacks(Mutant::TurnObeyedForEver) {
+        return None;
+    }
+    if state.root.turn != NONE {
+        model.coverage.note(Event::TurnIgnored);
+    }
     if !blind && !model.may_replace(state, s) {
         return None;
     }

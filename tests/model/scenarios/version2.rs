@@ -211,6 +211,63 @@ pub const RUNS_TWO_EPOCHS_LONG: Scenario = Scenario {
     ..RUNS_TWO_EPOCHS
 };
 
+/// A collector that sets a turn, and a writer that does not wait. A second collector may end it.
+pub const TURN: Scenario = Scenario {
+    name: "turn",
+    roles: [
+        mounted(0, &[&[Reuse(0)], &[Fresh(1), Reuse(0)]]),
+        UNUSED,
+        COLLECTOR,
+        COLLECTOR,
+    ],
+    given: ONE_CONTENT,
+    last_epoch: 1,
+    faults: faults(0, 0, 0, 1),
+    end_sessions: true,
+    turns: true,
+    reaches: &[
+        Event::TurnSet,
+        Event::TurnIgnored,
+        Event::Shrunk,
+        Event::SessionEnded,
+        Event::Condemned,
+        Event::Deleted,
+    ],
+    ..QUIET
+};
+
+/// Processes of one machine that crash, and that a new holder may end only if it knows that they
+/// are dead.
+pub const DESCRIPTIONS: Scenario = Scenario {
+    name: "descriptions",
+    roles: [
+        mounted(0, &[&[Fresh(0)]]),
+        arriving(0, &[&[Fresh(1)]]),
+        arriving(0, &[]),
+        UNUSED,
+    ],
+    faults: faults(0, 0, 1, 0),
+    judged: true,
+    reaches: &[Event::Crashed, Event::TakenForAlive, Event::Replayed],
+    ..QUIET
+};
+
+/// The same with content that is collected, and a writer that arrives from outside.
+pub const DESCRIPTIONS_REUSE: Scenario = Scenario {
+    name: "descriptions, reuse",
+    roles: [
+        arriving(0, &[&[Reuse(0), Fresh(1)]]),
+        arriving(0, &[]),
+        UNUSED,
+        COLLECTOR,
+    ],
+    given: ONE_CONTENT,
+    last_epoch: 1,
+    judged: true,
+    reaches: &[Event::Crashed, Event::TakenForAlive, Event::Deleted],
+    ..QUIET
+};
+
 /// Searched exhaustively in every run.
 pub const VERSION_2: &[Scenario] = &[
     FENCES,
@@ -221,6 +278,9 @@ pub const VERSION_2: &[Scenario] = &[
     TWO_MERGERS,
     RUNS_TAKEN,
     RUNS_TWO_EPOCHS,
+    TURN,
+    DESCRIPTIONS,
+    DESCRIPTIONS_REUSE,
 ];
 
 /// Searched exhaustively when `BKFS_TEST_FULL=1`.

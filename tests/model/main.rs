@@ -63,6 +63,7 @@ mod descriptions;
 mod fences;
 mod index;
 mod journal;
+mod learned;
 mod mutants;
 mod new_holder;
 mod properties;
@@ -293,6 +294,12 @@ refuted! {
     described_once: [DescribedOnce], DESCRIPTIONS, DEAD_KNOWN;
     objects_swept_and_absence_ignored:
         [ObjectSweptByOlderRoot, AbsentHeartbeatIgnored], DESCRIPTIONS_REUSE, JOURNAL_INTACT;
+    cached_footer_trusted: [CachedFooterTrusted], SAMPLED_ARRIVAL, HELD_EXISTS;
+    learned_kept: [LearnedKept], SAMPLED, HELD_EXISTS;
+    matched_outside_lock: [MatchedOutsideLock], SAMPLED, HELD_EXISTS;
+    commit_trusts_matches: [CommitTrustsMatches], SAMPLED, ROOT_INTACT;
+    rule_13_quarantined_chunk_matched: [QuarantinedChunkMatched], SAMPLED_HEALING, HEALED;
+    rule_13_segment_matched_first: [SegmentMatchedFirst], SAMPLED_HEALING, HEALED;
     fenced_acknowledges: [FenceDeletedWithSession], FENCES, FENCED_SILENT;
 }
 

@@ -196,6 +196,17 @@ pub enum Mutant {
     DescribedOnce,
     /// Rule 8: a collector reads R before it lists the objects of the sessions.
     ObjectSweptByOlderRoot,
+
+    // Version 2: learned footers.
+    /// Rule 13: a footer that is cached from before the session's registration is matched if no
+    /// list of R has its pack. A pack that was dropped from all runs is on no list.
+    CachedFooterTrusted,
+    /// Rule 13: a learned footer is still matched after a root was read that lists its pack.
+    LearnedKept,
+    /// Rule 13: a pack is found, and the reference is recorded later, when another root is known.
+    MatchedOutsideLock,
+    /// Rules 3, 13: a commit does not check again whether what was matched is live.
+    CommitTrustsMatches,
 }
 
 /// All mutants, for a test that each one is refuted.
@@ -275,4 +286,8 @@ pub const ALL: &[Mutant] = &[
     Mutant::AbsentTakenForDead,
     Mutant::DescribedOnce,
     Mutant::ObjectSweptByOlderRoot,
+    Mutant::CachedFooterTrusted,
+    Mutant::LearnedKept,
+    Mutant::MatchedOutsideLock,
+    Mutant::CommitTrustsMatches,
 ];

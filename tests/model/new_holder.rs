@@ -4,6 +4,7 @@ use crate::descriptions;
 use crate::fences;
 use crate::index;
 use crate::journal;
+use crate::learned;
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
 use crate::state::{
@@ -36,6 +37,7 @@ pub fn register(model: &Protocol, state: &State, s: Session) -> Option<State> {
     if !model.lacks(Mutant::IndexOlderThanRegistration) {
         process.read_index(&next.root);
     }
+    learned::begin(model, &mut next, s);
     model.root_replaced(&mut next, Some(s));
     Some(next)
 }

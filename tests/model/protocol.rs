@@ -135,6 +135,10 @@ pub enum Event {
     Crashed,
     /// A session whose object was absent was taken for alive.
     TakenForAlive,
+    /// A writer learned a footer.
+    FooterLearned,
+    /// A writer dropped a footer, since R lists its pack.
+    FooterDropped,
     /// The object of a session was deleted.
     ObjectDeleted,
 }
@@ -366,6 +370,7 @@ impl Protocol {
         process.operations[usize::from(covered)..].fill(0);
         process.phase = Phase::Outside;
         process.index = PackSet::EMPTY;
+        process.learned = PackSet::EMPTY;
         process.quarantine = PackSet::EMPTY;
         // The properties still check whether the operations that R covers stay whole.
         process.healing &= (1 << covered) - 1;

@@ -443,10 +443,6 @@ impl Process {
     pub fn read_index(&mut self, root: &Root) {
         (self.index, self.quarantine) = (root.live, root.quarantine);
     }
-    /// Returns the packs that new data is matched with (rule 11).
-    pub fn matched(&self) -> PackSet {
-        self.index.and(self.uncommitted).without(self.quarantine)
-    }
 }
 
 /// A commit whose CAS was sent and whose answer is outstanding.
@@ -513,6 +509,10 @@ pub struct Process {
     pub merge: Option<Merge>,
     /// The process has ended.
     pub dead: bool,
+    /// Version 2: packs whose footers the session has learned.
+    pub learned: PackSet,
+    /// Only for the mutant `MatchedOutsideLock`: packs that were found for the next operation.
+    pub found: PackSet,
     /// Only for the mutant `GetBeforeAnswer`: how many journals had been sent when R was read.
     pub early: u8,
 }

@@ -10,7 +10,7 @@ use crate::mutants::Mutant;
 use crate::protocol::Protocol;
 use crate::state::{EPOCHS, JOURNALS, Pack, Phase, SESSIONS, Session, State};
 use crate::world::{Role, Write};
-use crate::{collector, damage, descriptions, fences, journal, new_holder, runs, writer};
+use crate::{collector, damage, descriptions, fences, journal, learned, new_holder, runs, writer};
 
 /// One step of one process, or the arrival of a slow request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -151,6 +151,10 @@ pub enum Step {
     },
     /// Rule 8b: the candidates that are still garbage are condemned.
     CondemnCas(Session),
+    /// Version 2, rule 13: a look-up finds a pack, and its footer is read.
+    LearnFooter(Session, Pack),
+    /// Mutant `MatchedOutsideLock` only: packs are found for the next operation.
+    MatchFind(Session),
     /// Version 2: a collector asks the others to wait.
     TurnCas(Session),
     /// A process ends without a word.
@@ -345,6 +349,9 @@ fn of_writer(
     if model.scenario.spools {
         steps.push(Step::JournalKeep(s));
     }
+    if model.scenario.sampled {
+        steps.extend(process.index.iter().map(|p| Step::LearnFooter(s, p)));
+    }
     steps.push(Step::FsyncGet(s));
     steps.push(Step::ReplaceCondemned(s));
     steps.extend(process.unresolved.iter().map(Step::PackAnswer));
@@ -362,6 +369,7 @@ fn of_writer(
     }
     let odd_steps = [
         (Mutant::GetBeforeAnswer, Step::EarlyGet(s)),
+        (Mutant::MatchedOutsideLock, Step::MatchFind(s)),
         (Mutant::BaseBindsWhenAnswered, Step::BaseAnswer(s)),
         (Mutant::RemoveInLaterCas, Step::RemoveReplayedCas(s)),
     ];
@@ -420,6 +428,8 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::EndSessionCas(s) => new_holder::end_session_cas(model, state, s),
         Step::CollectMark { s, rewrite } => collector::mark(model, state, s, rewrite),
         Step::CondemnCas(s) => collector::condemn_cas(model, state, s),
+        Step::LearnFooter(s, p) => learned::learn_footer(model, state, s, p),
+        Step::MatchFind(s) => learned::find(state, s),
         Step::TurnCas(s) => collector::turn_cas(model, state, s),
         Step::Crash(s) => descriptions::crash(model, state, s),
         Step::ObjectWriteEarly(s) => descriptions::write_early(state, s),

@@ -100,6 +100,10 @@ pub struct Scenario {
     pub turns: bool,
     /// Version 2: processes crash, and a new holder ends only sessions that it takes for dead.
     pub judged: bool,
+    /// Version 2: writers match new data only with packs whose footers they have learned.
+    pub sampled: bool,
+    /// Version 2: packs whose footers the machines have from before, one bit each.
+    pub cached: u16,
     /// The events that a search under all rules must meet, or else it proves little.
     pub reaches: &'static [Event],
 }
@@ -137,6 +141,8 @@ pub const QUIET: Scenario = Scenario {
     runs_at_most: RUNS,
     turns: false,
     judged: false,
+    sampled: false,
+    cached: 0,
     reaches: &[],
 };
 
@@ -240,6 +246,8 @@ impl Scenario {
                 fenced: 0,
                 merge: None,
                 dead: false,
+                learned: PackSet::EMPTY,
+                found: PackSet::EMPTY,
                 early: 0,
             }; SESSIONS],
             faults: self.faults,

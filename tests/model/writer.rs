@@ -4,6 +4,7 @@
 use crate::descriptions;
 use crate::index;
 use crate::journal;
+use crate::learned;
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
 use crate::state::{
@@ -41,7 +42,7 @@ fn absorb_commit(model: &Protocol, state: &mut State, s: Session) {
 pub fn refresh_index(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let mut next = *state;
     learn(model, &mut next, s);
-    next.processes[s].read_index(&next.root);
+    learned::read_index(model, &mut next, s);
     (model.holds(state, s) && next != *state).then_some(next)
 }
 
@@ -88,9 +89,10 @@ pub fn accept(
 ) -> Option<State> {
     let mut next = *state;
     let process = &mut next.processes[s];
+    // Rule 11: new data is not matched with a damaged place.
     let sources = match model.lacks(Mutant::QuarantinedChunkMatched) {
-        true => process.index.and(process.uncommitted),
-        false => process.matched(),
+        true => learned::sources(model, state, s),
+        false => learned::sources(model, state, s).without(process.quarantine),
     };
     let find = |object| state.store.holding(sources, object).first();
     let mut reuse = |found: Option<Pack>| {
@@ -325,13 +327,13 @@ fn raise_base(model: &Protocol, next: &mut State, s: Session, late: bool) -> Opt
         return None;
     }
     let good = model.good(next, s);
-    let process = &mut next.processes[s];
-    if process.accepted > process.covered {
+    if next.processes[s].accepted > next.processes[s].covered {
         model.coverage.note(Event::BaseRaisedHolding);
     }
     if !(late && model.lacks(Mutant::BaseBindsWhenAnswered)) {
+        learned::read_index(model, next, s);
+        let process = &mut next.processes[s];
         process.bound = base;
-        process.read_index(&next.root);
         // A place that is no longer good must not stay next to the good one: a later journal could
         // name it.
         if !model.lacks(Mutant::StalePlaceKept) {
@@ -419,7 +421,7 @@ pub fn commit_cas(
         return None;
     }
     let mut add = next.store.holding(mine, needs);
-    if !blind {
+    if !blind && !model.lacks(Mutant::CommitTrustsMatches) {
         if !model.lacks(Mutant::CommitChecksReachableOnly) {
             add = without_failing(model, &next, add);
         }

@@ -1,7 +1,8 @@
 //! Bounded worlds of version 2.
 
 use super::{
-    C0, C1, COLLECTOR, M0_M1, NOTHING, ONE_CONTENT, REUSE_TAKEN, UNUSED, arriving, faults, mounted,
+    C0, C1, COLLECTOR, HEALING, M0_M1, NOTHING, ONE_CONTENT, REUSE_TAKEN, UNUSED, arriving, faults,
+    mounted,
 };
 use crate::index::{Plane, RUNS as RUNS_MAX};
 use crate::protocol::Event;
@@ -268,6 +269,57 @@ pub const DESCRIPTIONS_REUSE: Scenario = Scenario {
     ..QUIET
 };
 
+/// A writer that learns footers, while what it has learned is collected and forgotten.
+pub const SAMPLED: Scenario = Scenario {
+    name: "sampled",
+    roles: [
+        mounted(0, &[&[Reuse(0), Fresh(1)], &[Reuse(0)]]),
+        UNUSED,
+        MERGER,
+        COLLECTOR,
+    ],
+    given: ONE_CONTENT,
+    last_epoch: 1,
+    sampled: true,
+    plane: Plane::Runs,
+    runs_at_most: 4,
+    reaches: &[
+        Event::FooterLearned,
+        Event::FooterDropped,
+        Event::ReusedCondemned,
+        Event::CopiedCondemned,
+        Event::BecameGone,
+        Event::LeftGone,
+    ],
+    ..QUIET
+};
+
+/// A writer that arrives on a machine with footers from before.
+pub const SAMPLED_ARRIVAL: Scenario = Scenario {
+    name: "sampled, arrival",
+    roles: [arriving(0, &[&[Reuse(0)]]), UNUSED, MERGER, COLLECTOR],
+    cached: 0b11,
+    reaches: &[Event::FooterLearned, Event::LeftGone, Event::Deleted],
+    ..SAMPLED
+};
+
+/// A writer that learns footers of damaged packs.
+pub const SAMPLED_HEALING: Scenario = Scenario {
+    name: "sampled, healing",
+    roles: [
+        mounted(
+            0,
+            &[&[Reuse(0), Fresh(0)], &[Reuse(0), NewSegment(0), Fresh(1)]],
+        ),
+        UNUSED,
+        UNUSED,
+        COLLECTOR,
+    ],
+    last_epoch: 1,
+    sampled: true,
+    ..HEALING
+};
+
 /// Searched exhaustively in every run.
 pub const VERSION_2: &[Scenario] = &[
     FENCES,
@@ -281,6 +333,9 @@ pub const VERSION_2: &[Scenario] = &[
     TURN,
     DESCRIPTIONS,
     DESCRIPTIONS_REUSE,
+    SAMPLED,
+    SAMPLED_ARRIVAL,
+    SAMPLED_HEALING,
 ];
 
 /// Searched exhaustively when `BKFS_TEST_FULL=1`.

@@ -57,6 +57,7 @@
 //! scenario, and the counterexample of each mutant. `BKFS_TEST_FULL=1`, which the runner sets for
 //! `--full`, adds the large scenarios: some 100 million states, a quarter of an hour on two cores.
 
+mod clones;
 mod collector;
 mod damage;
 mod descriptions;
@@ -300,6 +301,8 @@ refuted! {
     commit_trusts_matches: [CommitTrustsMatches], SAMPLED, ROOT_INTACT;
     rule_13_quarantined_chunk_matched: [QuarantinedChunkMatched], SAMPLED_HEALING, HEALED;
     rule_13_segment_matched_first: [SegmentMatchedFirst], SAMPLED_HEALING, HEALED;
+    forgotten_cloned: [ForgottenCloned], CLONES, ROOT_INTACT;
+    clone_overwrites: [CloneOverwrites], TWO_CLONERS, ACKNOWLEDGED_KEPT;
     fenced_acknowledges: [FenceDeletedWithSession], FENCES, FENCED_SILENT;
 }
 

@@ -207,6 +207,12 @@ pub enum Mutant {
     MatchedOutsideLock,
     /// Rules 3, 13: a commit does not check again whether what was matched is live.
     CommitTrustsMatches,
+
+    // Version 2: clones.
+    /// Rule 14: a clone is made of a snapshot that is no longer in R.
+    ForgottenCloned,
+    /// Rule 14: a clone replaces a volume of the same name that was made since R was read.
+    CloneOverwrites,
 }
 
 /// All mutants, for a test that each one is refuted.
@@ -290,4 +296,6 @@ pub const ALL: &[Mutant] = &[
     Mutant::LearnedKept,
     Mutant::MatchedOutsideLock,
     Mutant::CommitTrustsMatches,
+    Mutant::ForgottenCloned,
+    Mutant::CloneOverwrites,
 ];

@@ -57,6 +57,9 @@ pub fn take_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let volume = model.scenario.volume(s)?;
     let mut next = *state;
     let entry = &mut next.root.volumes[volume];
+    if !entry.exists {
+        return None;
+    }
     if entry.holder != NONE {
         let v = usize::from(entry.holder);
         if !descriptions::may_end(model, state, s, v) {

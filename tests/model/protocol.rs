@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use stateright::{Model, Property};
 
+use crate::clones::Tree;
 use crate::mutants::Mutant;
 use crate::properties;
-use crate::state::{Content, Log, NONE, Objects, PackSet, Phase, Session, Standing, State};
+use crate::state::{Content, Log, NONE, Objects, PackSet, Phase, Session, Standing, State, Volume};
 use crate::steps::{self, Step};
 use crate::world::Scenario;
 
@@ -135,6 +136,16 @@ pub enum Event {
     Crashed,
     /// A session whose object was absent was taken for alive.
     TakenForAlive,
+    /// A snapshot was forgotten.
+    SnapshotForgotten,
+    /// A volume that had been cloned was removed.
+    SourceRemoved,
+    /// A snapshot was cloned.
+    Cloned,
+    /// A snapshot of a clone was cloned.
+    CloneCloned,
+    /// A clone was refused, because its source or its name was no longer as it had been.
+    CloneRefused,
     /// A writer learned a footer.
     FooterLearned,
     /// A writer dropped a footer, since R lists its pack.
@@ -275,13 +286,25 @@ impl Protocol {
                 reached = reached.and(Objects::content(content));
             }
         };
-        for (s, n) in log.newest() {
+        let entry = &state.root.volumes[volume];
+        for (s, n) in log.newest().chain(entry.origin.newest()) {
             write(state.processes[s].operations[usize::from(n) - 1]);
         }
-        if self.scenario.trees[volume] != NONE {
-            write(self.scenario.trees[volume]);
+        if entry.start != NONE {
+            write(entry.start);
         }
         reached
+    }
+
+    /// Returns the objects that the tree of a snapshot reaches.
+    fn snapshot(&self, state: &State, tree: Tree) -> Objects {
+        let mut with = *state;
+        with.root.volumes[0] = Volume {
+            origin: tree.log,
+            start: tree.start,
+            ..Volume::EMPTY
+        };
+        self.tree(&with, 0, Log::default())
     }
 
     /// Returns the operations of a log whose content is in its tree: for each file the one that
@@ -307,8 +330,10 @@ impl Protocol {
         let trees = volumes.fold(Objects::default(), |all, (v, volume)| {
             all.and(self.tree(state, v, volume.log))
         });
+        let snapshots = state.root.snapshots.iter().filter_map(|s| s.tree());
+        let kept = snapshots.fold(trees, |all, tree| all.and(self.snapshot(state, tree)));
         let recovery_bases = state.root.recovery_bases.iter().flatten();
-        recovery_bases.fold(trees, |all, recovery_base| all.and(recovery_base.tree))
+        recovery_bases.fold(kept, |all, recovery_base| all.and(recovery_base.tree))
     }
 
     /// Returns the ending sessions of the volume, oldest first.

@@ -159,7 +159,7 @@ pub const TWO_VOLUMES: Scenario = Scenario {
         COLLECTOR,
     ],
     given: ONE_CONTENT,
-    trees: [0, NONE],
+    trees: [0, NONE, NONE],
     last_epoch: 1,
     refresh: true,
     reaches: &[
@@ -190,7 +190,7 @@ pub const TWO_COLLECTORS: Scenario = Scenario {
         Objects(Objects::segment(2).0 | Objects::segment(3).0 | Objects::chunk(3).0),
         Objects::chunk(2),
     ],
-    trees: [2, 0],
+    trees: [2, 0, NONE],
     last_epoch: 2,
     end_sessions: true,
     reaches: &[
@@ -454,7 +454,7 @@ pub const DEAD_COLLECTOR: Scenario = Scenario {
         COLLECTOR,
     ],
     given: [M0_M1, C0, C1, NOTHING],
-    trees: [NONE, 0],
+    trees: [NONE, 0, NONE],
     last_epoch: 2,
     end_sessions: true,
     ..QUIET
@@ -504,7 +504,7 @@ pub const LOCKED: Scenario = Scenario {
         COLLECTOR,
     ],
     given: [M0, C0, Objects::content(2), NOTHING],
-    trees: [0, NONE],
+    trees: [0, NONE, NONE],
     last_epoch: 2,
     locks: true,
     reaches: &[
@@ -534,7 +534,7 @@ pub const HEALING: Scenario = Scenario {
         COLLECTOR,
     ],
     given: ONE_CONTENT,
-    trees: [0, NONE],
+    trees: [0, NONE, NONE],
     last_epoch: 2,
     faults: Faults { commits: 1, ..ROT },
     refresh: true,
@@ -565,7 +565,7 @@ pub const DAMAGED_STAYS: Scenario = Scenario {
         NOTHING,
         NOTHING,
     ],
-    trees: [NONE, 1],
+    trees: [NONE, 1, NONE],
     last_epoch: 1,
     faults: ROT,
     refresh: true,

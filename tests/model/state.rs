@@ -9,6 +9,7 @@
 use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
 
+use crate::clones::{Cloning, SNAPSHOTS, Snapshot};
 use crate::descriptions::Descriptions;
 use crate::fences::Fences;
 use crate::index::{Index, RUNS, Run};
@@ -30,7 +31,7 @@ pub const PACKS: usize = GIVEN_PACKS + SESSIONS * OWN_PACKS;
 /// Number of epochs, 0..EPOCHS; a scenario may use fewer.
 pub const EPOCHS: usize = 3;
 /// Number of volumes in the root.
-pub const VOLUMES: usize = 2;
+pub const VOLUMES: usize = 3;
 
 /// Number of a process and of its session.
 pub type Session = usize;
@@ -267,6 +268,24 @@ pub struct Volume {
     pub takes: u8,
     /// The operations in the tree.
     pub log: Log,
+    /// Whether the volume stands in R.
+    pub exists: bool,
+    /// The content that the tree names from the start, or `NONE`.
+    pub start: Content,
+    /// Version 2, clones: the operations in the tree of the snapshot that it began as.
+    pub origin: Log,
+}
+
+impl Volume {
+    /// An entry with an empty tree, that does not stand in R.
+    pub const EMPTY: Self = Self {
+        holder: NONE,
+        takes: 0,
+        log: Log(0),
+        exists: false,
+        start: NONE,
+        origin: Log(0),
+    };
 }
 
 /// R, the root. Its generation and nonce are not modelled. Instead, a CAS that was prepared from an
@@ -292,6 +311,8 @@ pub struct Root {
     pub index: Index,
     /// Version 2: the collector that has lost often and asks the others to wait, or `NONE`.
     pub turn: u8,
+    /// Version 2: the snapshots. Snapshot k is one of volume k.
+    pub snapshots: [Snapshot; SNAPSHOTS],
 }
 
 impl Root {
@@ -509,6 +530,8 @@ pub struct Process {
     pub merge: Option<Merge>,
     /// The process has ended.
     pub dead: bool,
+    /// Version 2: the clone that the session is about to make.
+    pub cloning: Option<Cloning>,
     /// Version 2: packs whose footers the session has learned.
     pub learned: PackSet,
     /// Only for the mutant `MatchedOutsideLock`: packs that were found for the next operation.

@@ -5,12 +5,15 @@
 //! succeeds are one step, since success proves that R did not change in between. Where an answer
 //! may be lost, sending and arriving are two steps.
 
+use crate::clones::SNAPSHOTS;
 use crate::index::{Plane, RANGES, RUNS};
 use crate::mutants::Mutant;
 use crate::protocol::Protocol;
 use crate::state::{EPOCHS, JOURNALS, Pack, Phase, SESSIONS, Session, State};
 use crate::world::{Role, Write};
-use crate::{collector, damage, descriptions, fences, journal, learned, new_holder, runs, writer};
+use crate::{
+    clones, collector, damage, descriptions, fences, journal, learned, new_holder, runs, writer,
+};
 
 /// One step of one process, or the arrival of a slow request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -151,6 +154,16 @@ pub enum Step {
     },
     /// Rule 8b: the candidates that are still garbage are condemned.
     CondemnCas(Session),
+    /// Version 2: snapshot k of volume k is made.
+    SnapshotCas(usize),
+    /// Version 2: snapshot k is forgotten.
+    SnapshotForgetCas(usize),
+    /// Version 2: volume 0, which no session holds, is removed.
+    VolumeRemoveCas,
+    /// Version 2, rule 14: a session reads R, and uploads the commit record of a clone of snapshot k.
+    ClonePrepare(Session, usize),
+    /// Version 2, rule 14: the clone enters R.
+    CloneCas(Session),
     /// Version 2, rule 13: a look-up finds a pack, and its footer is read.
     LearnFooter(Session, Pack),
     /// Mutant `MatchedOutsideLock` only: packs are found for the next operation.
@@ -193,7 +206,7 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
     for s in 0..SESSIONS {
         match model.scenario.roles[s] {
             _ if state.processes[s].dead => {}
-            Role::Unused | Role::Merger => {}
+            Role::Unused | Role::Merger | Role::Cloner => {}
             Role::Writer { menu, .. } => of_writer(model, state, s, menu, steps),
             Role::Collector => {
                 if state.processes[s].phase == Phase::Marked {
@@ -209,6 +222,10 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
         }
         if matches!(model.scenario.roles[s], Role::Merger) {
             of_merger(s, steps);
+        }
+        if matches!(model.scenario.roles[s], Role::Cloner) {
+            steps.extend((0..SNAPSHOTS).map(|k| Step::ClonePrepare(s, k)));
+            steps.push(Step::CloneCas(s));
         }
         if model.scenario.end_sessions {
             steps.push(Step::EndSessionCas(s));
@@ -227,6 +244,11 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
                 steps.push(Step::BaseLand(s, base));
             }
         }
+    }
+    if model.scenario.clones {
+        let both = |k| [Step::SnapshotCas(k), Step::SnapshotForgetCas(k)];
+        steps.extend((0..SNAPSHOTS).flat_map(both));
+        steps.push(Step::VolumeRemoveCas);
     }
     if model.scenario.judged {
         of_objects(model, steps);
@@ -428,6 +450,11 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::EndSessionCas(s) => new_holder::end_session_cas(model, state, s),
         Step::CollectMark { s, rewrite } => collector::mark(model, state, s, rewrite),
         Step::CondemnCas(s) => collector::condemn_cas(model, state, s),
+        Step::SnapshotCas(k) => clones::snapshot_cas(model, state, k),
+        Step::SnapshotForgetCas(k) => clones::forget_cas(model, state, k),
+        Step::VolumeRemoveCas => clones::remove_cas(model, state),
+        Step::ClonePrepare(s, k) => clones::prepare(state, s, k),
+        Step::CloneCas(s) => clones::clone_cas(model, state, s),
         Step::LearnFooter(s, p) => learned::learn_footer(model, state, s, p),
         Step::MatchFind(s) => learned::find(state, s),
         Step::TurnCas(s) => collector::turn_cas(model, state, s),

@@ -44,6 +44,8 @@ pub enum Role {
     Collector,
     /// Version 2: a session that merges index objects and runs, registered from the start.
     Merger,
+    /// Version 2: a session that makes clones, registered from the start.
+    Cloner,
 }
 
 /// A bounded world.
@@ -104,6 +106,8 @@ pub struct Scenario {
     pub sampled: bool,
     /// Version 2: packs whose footers the machines have from before, one bit each.
     pub cached: u16,
+    /// Version 2: volumes other than the first are clones, made of snapshots.
+    pub clones: bool,
     /// The events that a search under all rules must meet, or else it proves little.
     pub reaches: &'static [Event],
 }
@@ -143,6 +147,7 @@ pub const QUIET: Scenario = Scenario {
     judged: false,
     sampled: false,
     cached: 0,
+    clones: false,
     reaches: &[],
 };
 
@@ -197,11 +202,12 @@ impl Scenario {
                 quarantine: PackSet::EMPTY,
                 condemned: [PackSet::EMPTY; EPOCHS],
                 recovery_bases: [None; SESSIONS],
-                volumes: [Volume {
-                    holder: NONE,
-                    takes: 0,
-                    log: Default::default(),
-                }; VOLUMES],
+                volumes: std::array::from_fn(|v| Volume {
+                    exists: v == 0 || !self.clones,
+                    start: self.trees[v],
+                    ..Volume::EMPTY
+                }),
+                snapshots: Default::default(),
                 sessions: [SessionEntry::default(); SESSIONS],
                 index: Default::default(),
                 turn: NONE,
@@ -246,6 +252,7 @@ impl Scenario {
                 fenced: 0,
                 merge: None,
                 dead: false,
+                cloning: None,
                 learned: PackSet::EMPTY,
                 found: PackSet::EMPTY,
                 early: 0,
@@ -263,7 +270,7 @@ impl Scenario {
             let process = &mut state.processes[s];
             match self.roles[s] {
                 Role::Unused => {}
-                Role::Collector | Role::Merger => {
+                Role::Collector | Role::Merger | Role::Cloner => {
                     process.phase = Phase::Registered;
                     state.root.sessions[s].standing = Standing::Live;
                 }

@@ -46,7 +46,7 @@ pub const DAMAGED_TAKEN: Scenario = Scenario {
         NOTHING,
         NOTHING,
     ],
-    trees: [NONE, 1],
+    trees: [NONE, 1, NONE],
     last_epoch: 1,
     faults: ROT,
     refresh: true,

@@ -11,6 +11,7 @@ use crate::world::{QUIET, Role, Scenario, Write};
 use Write::{Fresh, NewSegment, Reuse};
 
 const MERGER: Role = Role::Merger;
+const CLONER: Role = Role::Cloner;
 
 /// Takeovers, with fences in the place of reading R in fsync.
 pub const FENCES: Scenario = Scenario {
@@ -116,7 +117,7 @@ pub const RUNS_GONE: Scenario = Scenario {
     name: "runs, gone",
     roles: [UNUSED, UNUSED, MERGER, COLLECTOR],
     given: [Objects::content(0), Objects::content(1), NOTHING, NOTHING],
-    trees: [1, NONE],
+    trees: [1, NONE, NONE],
     last_epoch: 1,
     plane: Plane::Objects,
     reaches: &[
@@ -135,7 +136,7 @@ pub const TWO_MERGERS: Scenario = Scenario {
     name: "two mergers",
     roles: [UNUSED, MERGER, MERGER, COLLECTOR],
     given: [Objects::content(0), C1, NOTHING, NOTHING],
-    trees: [0, NONE],
+    trees: [0, NONE, NONE],
     last_epoch: 1,
     end_sessions: true,
     faults: faults(0, 0, 0, 1),
@@ -320,6 +321,63 @@ pub const SAMPLED_HEALING: Scenario = Scenario {
     ..HEALING
 };
 
+/// A clone whose source is forgotten, overwritten and collected, and which is taken over.
+pub const CLONES: Scenario = Scenario {
+    name: "clones",
+    roles: [
+        arriving(1, &[&[Reuse(0), Fresh(1)]]),
+        arriving(1, &[&[Reuse(0)]]),
+        CLONER,
+        COLLECTOR,
+    ],
+    given: ONE_CONTENT,
+    trees: [0, NONE, NONE],
+    last_epoch: 1,
+    faults: faults(0, 1, 0, 0),
+    clones: true,
+    reaches: &[
+        Event::Cloned,
+        Event::SourceRemoved,
+        Event::SnapshotForgotten,
+        Event::CloneRefused,
+        Event::FsyncAcknowledged,
+        Event::Committed,
+        Event::Replayed,
+        Event::CopiedCondemned,
+        Event::Deleted,
+    ],
+    ..QUIET
+};
+
+/// A writer of the source, and a clone of a clone.
+pub const CLONE_OF_CLONE: Scenario = Scenario {
+    name: "clone of a clone",
+    roles: [
+        mounted(0, &[&[Fresh(1)]]),
+        arriving(2, &[&[Reuse(0), Reuse(1)]]),
+        CLONER,
+        COLLECTOR,
+    ],
+    faults: faults(0, 0, 0, 0),
+    reaches: &[
+        Event::Cloned,
+        Event::CloneCloned,
+        Event::SnapshotForgotten,
+        Event::Committed,
+        Event::CopiedCondemned,
+        Event::Deleted,
+    ],
+    ..CLONES
+};
+
+/// Two sessions that make the same clone, and a writer of it.
+pub const TWO_CLONERS: Scenario = Scenario {
+    name: "two cloners",
+    roles: [arriving(1, &[&[Reuse(0)]]), CLONER, CLONER, COLLECTOR],
+    reaches: &[Event::Cloned, Event::CloneRefused, Event::Committed],
+    ..CLONES
+};
+
 /// Searched exhaustively in every run.
 pub const VERSION_2: &[Scenario] = &[
     FENCES,
@@ -336,6 +394,9 @@ pub const VERSION_2: &[Scenario] = &[
     SAMPLED,
     SAMPLED_ARRIVAL,
     SAMPLED_HEALING,
+    CLONES,
+    CLONE_OF_CLONE,
+    TWO_CLONERS,
 ];
 
 /// Searched exhaustively when `BKFS_TEST_FULL=1`.

@@ -3,6 +3,7 @@
 //! A collector's own base is not modelled. It is assumed to rise at once, which is the most
 //! dangerous case: the check of the rewritten packs alone must then keep them right.
 
+use crate::conversion;
 use crate::index;
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
@@ -22,8 +23,8 @@ fn protected(model: &Protocol, state: &State) -> PackSet {
 
 /// Returns the objects for which a pack must stay. A pack outside the live table has none, because
 /// no index leads to it. A pack in quarantine stays only for objects that no other live pack holds.
-fn kept(model: &Protocol, state: &State, p: Pack, reachable: Objects) -> Objects {
-    let live = state.root.live;
+fn kept(model: &Protocol, state: &State, s: Session, p: Pack, reachable: Objects) -> Objects {
+    let live = conversion::live(model, state, s);
     if !live.has(p) {
         return Objects::default();
     }
@@ -61,7 +62,7 @@ pub fn mark(model: &Protocol, state: &State, s: Session, rewrite: bool) -> Optio
         .iter()
     {
         let objects = state.store.contents[p];
-        let kept = kept(model, state, p, reachable);
+        let kept = kept(model, state, s, p, reachable);
         let mixed = !kept.is_empty() && !objects.segments().without(reachable).is_empty();
         let can_rewrite = can_rewrite && state.store.whole().has(p);
         if kept.is_empty() || (mixed && rewrite && can_rewrite) {
@@ -157,7 +158,7 @@ fn settle(model: &Protocol, state: &State, s: Session) -> (PackSet, PackSet) {
         return (marked, rewritten);
     }
     let reachable = model.reachable(state);
-    let kept = |p: Pack| kept(model, state, p, reachable);
+    let kept = |p: Pack| kept(model, state, s, p, reachable);
     let still = |p: &Pack| kept(*p).without(state.store.objects(rewritten)).is_empty();
     let candidates = marked
         .without(protected(model, state))

@@ -168,6 +168,15 @@ pub fn forget(model: &Protocol, next: &mut State, condemned: PackSet) {
     if model.scenario.plane == Plane::Table {
         return;
     }
+    if !next.root.version_2 {
+        // Version 1 writes its index objects anew.
+        for object in &mut next.root.index.objects {
+            object.packs = object.packs.without(condemned);
+            if object.packs.is_empty() {
+                *object = IndexObject::default();
+            }
+        }
+    }
     let still_named = condemned.common(named(&next.root, &next.store));
     if !still_named.is_empty() {
         model.coverage.note(Event::BecameGone);

@@ -59,6 +59,7 @@
 
 mod clones;
 mod collector;
+mod conversion;
 mod damage;
 mod descriptions;
 mod fences;
@@ -303,6 +304,12 @@ refuted! {
     rule_13_segment_matched_first: [SegmentMatchedFirst], SAMPLED_HEALING, HEALED;
     forgotten_cloned: [ForgottenCloned], CLONES, ROOT_INTACT;
     clone_overwrites: [CloneOverwrites], TWO_CLONERS, ACKNOWLEDGED_KEPT;
+    converted_alongside: [ConvertedAlongside], OLD_COLLECTOR, NOT_SHUT_OUT;
+    old_programs_go_on: [OldProgramsGoOn], OLD_COLLECTOR, ROOT_INTACT;
+    converted_index_dropped: [ConvertedIndexDropped], CONVERSION, ROOT_INTACT;
+    conversion_of_older_root: [ManifestOfOlderRoot], CONVERSION, ROOT_INTACT;
+    converted_recovery_bases_dropped:
+        [ConvertedRecoveryBasesDropped], CONVERSION_SPOOL, SPOOL_RECOVERABLE;
     fenced_acknowledges: [FenceDeletedWithSession], FENCES, FENCED_SILENT;
 }
 

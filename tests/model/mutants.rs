@@ -213,6 +213,17 @@ pub enum Mutant {
     ForgottenCloned,
     /// Rule 14: a clone replaces a volume of the same name that was made since R was read.
     CloneOverwrites,
+
+    // Version 2: conversion.
+    /// Rule 15: a repository is converted although another session stands in the root that is
+    /// replaced.
+    ConvertedAlongside,
+    /// Rule 15: a program that knows version 1 only works on a root of version 2.
+    OldProgramsGoOn,
+    /// Rule 15: a conversion drops the index objects of version 1 before they are merged.
+    ConvertedIndexDropped,
+    /// Rule 15: a conversion drops the recovery bases of version 1.
+    ConvertedRecoveryBasesDropped,
 }
 
 /// All mutants, for a test that each one is refuted.
@@ -298,4 +309,8 @@ pub const ALL: &[Mutant] = &[
     Mutant::CommitTrustsMatches,
     Mutant::ForgottenCloned,
     Mutant::CloneOverwrites,
+    Mutant::ConvertedAlongside,
+    Mutant::OldProgramsGoOn,
+    Mutant::ConvertedIndexDropped,
+    Mutant::ConvertedRecoveryBasesDropped,
 ];

@@ -2,6 +2,7 @@
 
 use stateright::Property;
 
+use crate::conversion;
 use crate::descriptions;
 use crate::fences;
 use crate::index::{self, Plane, RunState};
@@ -75,6 +76,9 @@ pub const NOT_ENDED_ALIVE: &str = "no live session is taken for dead";
 /// Version 2: a dead session whose object is there can be recognised as dead.
 pub const DEAD_KNOWN: &str = "a dead session is known as dead on its machine";
 
+/// Version 2: the program of a live session can read R.
+pub const NOT_SHUT_OUT: &str = "the program of each live session can read R";
+
 /// Returns all properties.
 pub fn all() -> Vec<Property<Protocol>> {
     vec![
@@ -120,6 +124,11 @@ pub fn all() -> Vec<Property<Protocol>> {
         Property::always(GONE_NAMED, |_, state: &State| {
             let gone = state.root.index.gone;
             gone.is_empty() || gone.within(index::named(&state.root, &state.store))
+        }),
+        Property::always(NOT_SHUT_OUT, |model: &Protocol, state: &State| {
+            (0..SESSIONS)
+                .filter(|&s| state.root.sessions[s].standing == Standing::Live)
+                .all(|s| !state.root.version_2 || !conversion::is_old(model, s))
         }),
         Property::always(TURN_PASSES, turn_passes),
         Property::always(NOT_ENDED_ALIVE, |_, state: &State| !state.ended_alive),

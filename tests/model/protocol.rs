@@ -146,6 +146,10 @@ pub enum Event {
     CloneCloned,
     /// A clone was refused, because its source or its name was no longer as it had been.
     CloneRefused,
+    /// A repository was converted.
+    Converted,
+    /// A conversion was refused, because another session stood in the root or had converted it.
+    ConversionRefused,
     /// A writer learned a footer.
     FooterLearned,
     /// A writer dropped a footer, since R lists its pack.

@@ -43,7 +43,8 @@ pub fn prepare(
 ) -> Option<State> {
     let process = &state.processes[s];
     let is_live = state.root.sessions[s].standing == Standing::Live;
-    if process.merge.is_some() || !is_live || model.scenario.plane == Plane::Table {
+    let is_able = is_live && state.root.version_2;
+    if process.merge.is_some() || !is_able || model.scenario.plane == Plane::Table {
         return None;
     }
     let index = &state.root.index;

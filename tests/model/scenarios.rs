@@ -10,9 +10,11 @@ use crate::state::{Faults, NONE, Objects};
 use crate::world::{QUIET, Role, Scenario, Write};
 use Write::{Fresh, FreshWith, NewSegment, Reuse, Split};
 
+mod changes;
 mod failures;
 mod version2;
 
+pub use changes::*;
 pub use failures::*;
 pub use version2::*;
 
@@ -490,31 +492,6 @@ pub const SAME_BYTES: Scenario = Scenario {
     roles: [mounted(0, &[&[Fresh(0)]]), arriving(1, &[]), UNUSED, UNUSED],
     faults: faults(0, 0, 0, 1),
     end_sessions: true,
-    ..QUIET
-};
-
-/// Two collections in a bucket that locks the packs of the start, and a writer that refers to
-/// content that it has just overwritten.
-pub const LOCKED: Scenario = Scenario {
-    name: "locked",
-    roles: [
-        mounted(0, &[&[Fresh(1)], &[Reuse(0)]]),
-        UNUSED,
-        UNUSED,
-        COLLECTOR,
-    ],
-    given: [M0, C0, Objects::content(2), NOTHING],
-    trees: [0, NONE, NONE],
-    last_epoch: 2,
-    locks: true,
-    reaches: &[
-        Event::ReusedCondemned,
-        Event::CopiedCondemned,
-        Event::LockHeld,
-        Event::LockedMoved,
-        Event::Deleted,
-        Event::EpochForgotten,
-    ],
     ..QUIET
 };
 

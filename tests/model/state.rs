@@ -10,6 +10,7 @@ use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
 
 use crate::clones::{Cloning, SNAPSHOTS, Snapshot};
+use crate::conversion::Converting;
 use crate::descriptions::Descriptions;
 use crate::fences::Fences;
 use crate::index::{Index, RUNS, Run};
@@ -309,6 +310,8 @@ pub struct Root {
     pub sessions: [SessionEntry; SESSIONS],
     /// Version 2: index objects, runs and gone packs. `live` then follows from these.
     pub index: Index,
+    /// Whether R is one of version 2; only scenarios that convert begin with one of version 1.
+    pub version_2: bool,
     /// Version 2: the collector that has lost often and asks the others to wait, or `NONE`.
     pub turn: u8,
     /// Version 2: the snapshots. Snapshot k is one of volume k.
@@ -532,6 +535,8 @@ pub struct Process {
     pub dead: bool,
     /// Version 2: the clone that the session is about to make.
     pub cloning: Option<Cloning>,
+    /// The conversion to version 2 that the session is about to make.
+    pub converting: Option<Converting>,
     /// Version 2: packs whose footers the session has learned.
     pub learned: PackSet,
     /// Only for the mutant `MatchedOutsideLock`: packs that were found for the next operation.

@@ -12,7 +12,8 @@ use crate::protocol::Protocol;
 use crate::state::{EPOCHS, JOURNALS, Pack, Phase, SESSIONS, Session, State};
 use crate::world::{Role, Write};
 use crate::{
-    clones, collector, damage, descriptions, fences, journal, learned, new_holder, runs, writer,
+    clones, collector, conversion, damage, descriptions, fences, journal, learned, new_holder,
+    runs, writer,
 };
 
 /// One step of one process, or the arrival of a slow request.
@@ -164,6 +165,10 @@ pub enum Step {
     ClonePrepare(Session, usize),
     /// Version 2, rule 14: the clone enters R.
     CloneCas(Session),
+    /// Rule 15: a session reads a root of version 1, and uploads lists of version 2.
+    ConvertPrepare(Session),
+    /// Rule 15: the root becomes one of version 2.
+    ConvertCas(Session),
     /// Version 2, rule 13: a look-up finds a pack, and its footer is read.
     LearnFooter(Session, Pack),
     /// Mutant `MatchedOutsideLock` only: packs are found for the next operation.
@@ -206,7 +211,13 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
     for s in 0..SESSIONS {
         match model.scenario.roles[s] {
             _ if state.processes[s].dead => {}
-            Role::Unused | Role::Merger | Role::Cloner => {}
+            Role::Unused => {}
+            Role::Collector | Role::Merger | Role::Cloner
+                if state.processes[s].phase == Phase::Outside =>
+            {
+                steps.push(Step::RegisterCas(s));
+            }
+            Role::Merger | Role::Cloner => {}
             Role::Writer { menu, .. } => of_writer(model, state, s, menu, steps),
             Role::Collector => {
                 if state.processes[s].phase == Phase::Marked {
@@ -226,6 +237,9 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
         if matches!(model.scenario.roles[s], Role::Cloner) {
             steps.extend((0..SNAPSHOTS).map(|k| Step::ClonePrepare(s, k)));
             steps.push(Step::CloneCas(s));
+        }
+        if model.scenario.converts {
+            steps.extend([Step::ConvertPrepare(s), Step::ConvertCas(s)]);
         }
         if model.scenario.end_sessions {
             steps.push(Step::EndSessionCas(s));
@@ -405,6 +419,9 @@ fn of_writer(
 
 /// Returns the state after the step, or `None` if the rules or the state forbid it.
 pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
+    if conversion::reader(step).is_some_and(|s| conversion::is_shut_out(model, state, s)) {
+        return None;
+    }
     match step {
         Step::RegisterCas(s) => new_holder::register(model, state, s),
         Step::RefreshIndex(s) => writer::refresh_index(model, state, s),
@@ -455,6 +472,8 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::VolumeRemoveCas => clones::remove_cas(model, state),
         Step::ClonePrepare(s, k) => clones::prepare(state, s, k),
         Step::CloneCas(s) => clones::clone_cas(model, state, s),
+        Step::ConvertPrepare(s) => conversion::prepare(model, state, s),
+        Step::ConvertCas(s) => conversion::convert_cas(model, state, s),
         Step::LearnFooter(s, p) => learned::learn_footer(model, state, s, p),
         Step::MatchFind(s) => learned::find(state, s),
         Step::TurnCas(s) => collector::turn_cas(model, state, s),

@@ -108,6 +108,12 @@ pub struct Scenario {
     pub cached: u16,
     /// Version 2: volumes other than the first are clones, made of snapshots.
     pub clones: bool,
+    /// The repository begins as one of version 1.
+    pub converts: bool,
+    /// Processes whose program knows version 1 only, one bit each.
+    pub old: u8,
+    /// Sessions of maintenance that are not registered at the start, one bit each.
+    pub absent: u8,
     /// The events that a search under all rules must meet, or else it proves little.
     pub reaches: &'static [Event],
 }
@@ -148,6 +154,9 @@ pub const QUIET: Scenario = Scenario {
     sampled: false,
     cached: 0,
     clones: false,
+    converts: false,
+    old: 0,
+    absent: 0,
     reaches: &[],
 };
 
@@ -210,6 +219,7 @@ impl Scenario {
                 snapshots: Default::default(),
                 sessions: [SessionEntry::default(); SESSIONS],
                 index: Default::default(),
+                version_2: !self.converts,
                 turn: NONE,
             },
             store: Store {
@@ -253,6 +263,7 @@ impl Scenario {
                 merge: None,
                 dead: false,
                 cloning: None,
+                converting: None,
                 learned: PackSet::EMPTY,
                 found: PackSet::EMPTY,
                 early: 0,
@@ -270,6 +281,7 @@ impl Scenario {
             let process = &mut state.processes[s];
             match self.roles[s] {
                 Role::Unused => {}
+                _ if self.absent & 1 << s != 0 => {}
                 Role::Collector | Role::Merger | Role::Cloner => {
                     process.phase = Phase::Registered;
                     state.root.sessions[s].standing = Standing::Live;

@@ -1,7 +1,7 @@
 //! Bounded worlds with failures: packs that are answered out of order or never, damage while a
 //! volume is taken over, journals that the bucket loses, machines that return with a spool.
 
-use super::{COLLECTOR, NOTHING, ONE_CONTENT, ROT, UNUSED, arriving, faults, mounted};
+use super::{C0, COLLECTOR, M0, NOTHING, ONE_CONTENT, ROT, UNUSED, arriving, faults, mounted};
 use crate::protocol::Event;
 use crate::state::{Faults, NONE, Objects};
 use crate::world::{QUIET, Scenario, Write};
@@ -173,4 +173,29 @@ pub const SPOOL_HERE: Scenario = Scenario {
         Event::Deleted,
     ],
     ..SPOOL_ELSEWHERE
+};
+
+/// Two collections in a bucket that locks the packs of the start, and a writer that refers to
+/// content that it has just overwritten.
+pub const LOCKED: Scenario = Scenario {
+    name: "locked",
+    roles: [
+        mounted(0, &[&[Fresh(1)], &[Reuse(0)]]),
+        UNUSED,
+        UNUSED,
+        COLLECTOR,
+    ],
+    given: [M0, C0, Objects::content(2), NOTHING],
+    trees: [0, NONE, NONE],
+    last_epoch: 2,
+    locks: true,
+    reaches: &[
+        Event::ReusedCondemned,
+        Event::CopiedCondemned,
+        Event::LockHeld,
+        Event::LockedMoved,
+        Event::Deleted,
+        Event::EpochForgotten,
+    ],
+    ..QUIET
 };

@@ -1,7 +1,8 @@
 //! Bounded worlds of version 2.
 
 use super::{
-    C0, C1, COLLECTOR, HEALING, M0_M1, NOTHING, ONE_CONTENT, REUSE_TAKEN, UNUSED, arriving, faults,
+    C0, C1, CLONE_OF_CLONE, CLONES, COLLECTOR, CONVERSION, CONVERSION_SPOOL, HEALING, M0_M1,
+    NOTHING, OLD_COLLECTOR, ONE_CONTENT, REUSE_TAKEN, TWO_CLONERS, UNUSED, arriving, faults,
     mounted,
 };
 use crate::index::{Plane, RUNS as RUNS_MAX};
@@ -10,8 +11,7 @@ use crate::state::{Faults, NONE, Objects};
 use crate::world::{QUIET, Role, Scenario, Write};
 use Write::{Fresh, NewSegment, Reuse};
 
-const MERGER: Role = Role::Merger;
-const CLONER: Role = Role::Cloner;
+pub(super) const MERGER: Role = Role::Merger;
 
 /// Takeovers, with fences in the place of reading R in fsync.
 pub const FENCES: Scenario = Scenario {
@@ -321,63 +321,6 @@ pub const SAMPLED_HEALING: Scenario = Scenario {
     ..HEALING
 };
 
-/// A clone whose source is forgotten, overwritten and collected, and which is taken over.
-pub const CLONES: Scenario = Scenario {
-    name: "clones",
-    roles: [
-        arriving(1, &[&[Reuse(0), Fresh(1)]]),
-        arriving(1, &[&[Reuse(0)]]),
-        CLONER,
-        COLLECTOR,
-    ],
-    given: ONE_CONTENT,
-    trees: [0, NONE, NONE],
-    last_epoch: 1,
-    faults: faults(0, 1, 0, 0),
-    clones: true,
-    reaches: &[
-        Event::Cloned,
-        Event::SourceRemoved,
-        Event::SnapshotForgotten,
-        Event::CloneRefused,
-        Event::FsyncAcknowledged,
-        Event::Committed,
-        Event::Replayed,
-        Event::CopiedCondemned,
-        Event::Deleted,
-    ],
-    ..QUIET
-};
-
-/// A writer of the source, and a clone of a clone.
-pub const CLONE_OF_CLONE: Scenario = Scenario {
-    name: "clone of a clone",
-    roles: [
-        mounted(0, &[&[Fresh(1)]]),
-        arriving(2, &[&[Reuse(0), Reuse(1)]]),
-        CLONER,
-        COLLECTOR,
-    ],
-    faults: faults(0, 0, 0, 0),
-    reaches: &[
-        Event::Cloned,
-        Event::CloneCloned,
-        Event::SnapshotForgotten,
-        Event::Committed,
-        Event::CopiedCondemned,
-        Event::Deleted,
-    ],
-    ..CLONES
-};
-
-/// Two sessions that make the same clone, and a writer of it.
-pub const TWO_CLONERS: Scenario = Scenario {
-    name: "two cloners",
-    roles: [arriving(1, &[&[Reuse(0)]]), CLONER, CLONER, COLLECTOR],
-    reaches: &[Event::Cloned, Event::CloneRefused, Event::Committed],
-    ..CLONES
-};
-
 /// Searched exhaustively in every run.
 pub const VERSION_2: &[Scenario] = &[
     FENCES,
@@ -397,6 +340,9 @@ pub const VERSION_2: &[Scenario] = &[
     CLONES,
     CLONE_OF_CLONE,
     TWO_CLONERS,
+    CONVERSION,
+    CONVERSION_SPOOL,
+    OLD_COLLECTOR,
 ];
 
 /// Searched exhaustively when `BKFS_TEST_FULL=1`.

@@ -62,6 +62,7 @@ mod collector;
 mod conversion;
 mod damage;
 mod descriptions;
+mod directory;
 mod fences;
 mod index;
 mod journal;

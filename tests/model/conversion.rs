@@ -46,10 +46,20 @@ pub fn reader(step: Step) -> Option<Session> {
     }
 }
 
+/// Whether the step cannot be taken while R is lost. With fences fsync needs no R.
+pub fn needs_root(model: &Protocol, step: Step) -> bool {
+    match step {
+        Step::FsyncGet(_) => !model.scenario.fences,
+        Step::BaseSend { .. } | Step::FencePut { .. } => false,
+        step => reader(step).is_some(),
+    }
+}
+
 /// Returns the live packs as the program of `s` sees them. A program of version 1 knows neither runs
 /// nor gone packs.
 pub fn live(model: &Protocol, state: &State, s: Session) -> PackSet {
-    if is_old(model, s) && state.root.version_2 {
+    let skips_runs = model.lacks(Mutant::UnreadableRunsSkipped);
+    if (is_old(model, s) && state.root.version_2) || skips_runs {
         let in_objects = crate::index::in_objects(&state.root);
         in_objects.without(state.root.all_condemned())
     } else {

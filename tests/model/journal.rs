@@ -3,6 +3,7 @@
 use crate::fences;
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
+use crate::rebuild;
 use crate::state::{
     JOURNALS, Journal, JournalState, Objects, PackSet, Phase, Session, Standing, State,
 };
@@ -87,6 +88,9 @@ pub fn named_for(
 /// Sends the next journal. It carries all operations whose packs are acknowledged, or, if there is
 /// none, names the packs that replace condemned ones.
 pub fn put(model: &Protocol, state: &State, s: Session, late: bool) -> Option<State> {
+    if !rebuild::may_journal(model, state, s) {
+        return None;
+    }
     let process = &state.processes[s];
     let mut nameable = process.held;
     if !model.lacks(Mutant::UnacknowledgedNamed) {
@@ -296,7 +300,10 @@ pub fn fsync_get(model: &Protocol, state: &State, s: Session) -> Option<State> {
     if reached > process.acknowledged {
         process.acknowledged = reached;
         next.fenced_acknowledged |= match model.scenario.fences {
-            true => fences::acknowledged(model, state, s),
+            true => {
+                rebuild::note_acknowledged(model, state, s);
+                fences::acknowledged(model, state, s)
+            }
             false => !mine,
         };
         model.coverage.note(Event::FsyncAcknowledged);

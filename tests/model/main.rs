@@ -67,10 +67,12 @@ mod fences;
 mod index;
 mod journal;
 mod learned;
+mod log;
 mod mutants;
 mod new_holder;
 mod properties;
 mod protocol;
+mod rebuild;
 mod runs;
 mod scenarios;
 mod state;
@@ -311,6 +313,11 @@ refuted! {
     conversion_of_older_root: [ManifestOfOlderRoot], CONVERSION, ROOT_INTACT;
     converted_recovery_bases_dropped:
         [ConvertedRecoveryBasesDropped], CONVERSION_SPOOL, SPOOL_RECOVERABLE;
+    merged_in_mount_session: [MergedInMountSession], RUNS, RUNS_EXIST;
+    unreadable_runs_skipped: [UnreadableRunsSkipped], RUNS_LATE, ROOT_INTACT;
+    journaled_unannounced: [JournaledUnannounced], REBUILT, ACKNOWLEDGED_KEPT;
+    announced_without_reading: [AnnouncedWithoutReading], REBUILT, ACKNOWLEDGED_KEPT;
+    rebuilt_without_idle: [RebuiltWithoutIdle], REBUILT, ACKNOWLEDGED_KEPT;
     fenced_acknowledges: [FenceDeletedWithSession], FENCES, FENCED_SILENT;
 }
 
@@ -373,6 +380,20 @@ fn two_collectors_hold() {
 #[test]
 fn version_2_holds() {
     for &scenario in scenarios::VERSION_2 {
+        hold(scenario, &[]);
+    }
+}
+
+#[test]
+fn fences_hold() {
+    for &scenario in scenarios::WITH_FENCES {
+        hold(scenario, &[]);
+    }
+}
+
+#[test]
+fn runs_hold() {
+    for &scenario in scenarios::WITH_RUNS {
         hold(scenario, &[]);
     }
 }

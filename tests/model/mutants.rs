@@ -161,6 +161,12 @@ pub enum Mutant {
     EarlierFenceAssumed,
     /// A fence is deleted once its session has left R.
     FenceDeletedWithSession,
+    /// Rule 6: a session journals before its object was answered.
+    JournaledUnannounced,
+    /// Rule 6: a session journals once its object was answered, without reading R after that.
+    AnnouncedWithoutReading,
+    /// A rebuilt root knows only the sessions that have journals.
+    RebuiltWithoutIdle,
 
     // Version 2: runs.
     /// Rule 12: an epoch is forgotten while a run or an index object names its packs, and they do
@@ -182,6 +188,11 @@ pub enum Mutant {
     ManifestOfOlderRoot,
     /// Rule 8: a run that R does not name is deleted although its session stands in R.
     OwnRunsSwept,
+    /// Rule 12: a mount merges in its own session, so that its commits raise the floor past the
+    /// run.
+    MergedInMountSession,
+    /// Rule 8: a collection goes on although it cannot read the runs.
+    UnreadableRunsSkipped,
 
     // Version 2: turns, and who a session is.
     /// Rule 8: a collector whose turn stands in R condemns what it had marked, without marking the
@@ -290,6 +301,9 @@ pub const ALL: &[Mutant] = &[
     Mutant::UnansweredFenceTrusted,
     Mutant::EarlierFenceAssumed,
     Mutant::FenceDeletedWithSession,
+    Mutant::JournaledUnannounced,
+    Mutant::AnnouncedWithoutReading,
+    Mutant::RebuiltWithoutIdle,
     Mutant::ForgottenWhileNamed,
     Mutant::MergeDropsCondemned,
     Mutant::GoneLeavesEarly,
@@ -298,6 +312,8 @@ pub const ALL: &[Mutant] = &[
     Mutant::AbsorbedEarly,
     Mutant::ManifestOfOlderRoot,
     Mutant::OwnRunsSwept,
+    Mutant::MergedInMountSession,
+    Mutant::UnreadableRunsSkipped,
     Mutant::TurnTakenForLock,
     Mutant::TurnObeyedForEver,
     Mutant::AbsentTakenForDead,

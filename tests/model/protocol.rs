@@ -150,6 +150,10 @@ pub enum Event {
     Converted,
     /// A conversion was refused, because another session stood in the root or had converted it.
     ConversionRefused,
+    /// A repair rebuilt R.
+    Rebuilt,
+    /// A session that the rebuilt R calls ending acknowledged an operation.
+    AcknowledgedAfterRebuild,
     /// A writer learned a footer.
     FooterLearned,
     /// A writer dropped a footer, since R lists its pack.

@@ -14,7 +14,10 @@ use crate::conversion::Converting;
 use crate::descriptions::Descriptions;
 use crate::fences::Fences;
 use crate::index::{Index, RUNS, Run};
+use crate::rebuild::Loss;
 use crate::runs::Merge;
+
+pub use crate::log::Log;
 
 /// Number of processes, and so of sessions, in one world.
 pub const SESSIONS: usize = 4;
@@ -191,47 +194,6 @@ impl fmt::Debug for PackSet {
     }
 }
 
-/// The operations in a volume's tree, in the order in which they were applied.
-///
-/// Every operation overwrites a file, so the tree reaches the content of the last one for each
-/// file. The list shows which operations were lost, applied twice or reordered.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Log(u64);
-
-impl Log {
-    /// Appends operation `number` (from 1) of session `s`.
-    pub fn push(&mut self, s: Session, number: u8) {
-        assert!(
-            self.0 >> 60 == 0,
-            "the log of a volume holds sixteen operations"
-        );
-        self.0 = self.0 << 4 | (s as u64) << 2 | u64::from(number);
-    }
-    /// Returns the operations as (session, number), oldest first.
-    pub fn iter(self) -> impl Iterator<Item = (Session, u8)> {
-        (0..16)
-            .rev()
-            .map(move |i| self.0 >> (4 * i) & 0xF)
-            .filter(|&op| op != 0)
-            .map(|op| ((op >> 2) as Session, (op & 3) as u8))
-    }
-    /// Returns the operations as (session, number), newest first.
-    pub fn newest(self) -> impl Iterator<Item = (Session, u8)> {
-        (0..16)
-            .map(move |i| self.0 >> (4 * i) & 0xF)
-            .take_while(|&op| op != 0)
-            .map(|op| ((op >> 2) as Session, (op & 3) as u8))
-    }
-}
-
-impl fmt::Debug for Log {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list()
-            .entries(self.iter().map(|(s, n)| format!("s{s}#{n}")))
-            .finish()
-    }
-}
-
 /// The state of a session in R.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Standing {
@@ -282,10 +244,10 @@ impl Volume {
     pub const EMPTY: Self = Self {
         holder: NONE,
         takes: 0,
-        log: Log(0),
+        log: Log::EMPTY,
         exists: false,
         start: NONE,
-        origin: Log(0),
+        origin: Log::EMPTY,
     };
 }
 
@@ -537,6 +499,8 @@ pub struct Process {
     pub cloning: Option<Cloning>,
     /// The conversion to version 2 that the session is about to make.
     pub converting: Option<Converting>,
+    /// Version 2: a root that was read after the answer to the session's object showed it live.
+    pub announced: bool,
     /// Version 2: packs whose footers the session has learned.
     pub learned: PackSet,
     /// Only for the mutant `MatchedOutsideLock`: packs that were found for the next operation.
@@ -590,6 +554,8 @@ pub struct State {
     /// Ghost: a new holder went on without an acknowledged operation whose loss it could see, and
     /// did not tell its user.
     pub lost_untold: bool,
+    /// Whether R is lost.
+    pub loss: Loss,
     /// Ghost: a session was ended without its user's word while its process was alive.
     pub ended_alive: bool,
 }

@@ -13,7 +13,7 @@ use crate::state::{EPOCHS, JOURNALS, Pack, Phase, SESSIONS, Session, State};
 use crate::world::{Role, Write};
 use crate::{
     clones, collector, conversion, damage, descriptions, fences, journal, learned, new_holder,
-    runs, writer,
+    rebuild, runs, writer,
 };
 
 /// One step of one process, or the arrival of a slow request.
@@ -165,6 +165,14 @@ pub enum Step {
     ClonePrepare(Session, usize),
     /// Version 2, rule 14: the clone enters R.
     CloneCas(Session),
+    /// R is lost.
+    RootLose,
+    /// A repair lists the objects and the journals of the sessions.
+    RebuildList,
+    /// A repair rebuilds R.
+    RebuildCas,
+    /// Version 2, rule 6: a session reads R after its object was answered.
+    AnnounceGet(Session),
     /// Rule 15: a session reads a root of version 1, and uploads lists of version 2.
     ConvertPrepare(Session),
     /// Rule 15: the root becomes one of version 2.
@@ -231,7 +239,12 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
                 steps.push(Step::QuarantineCas(s));
             }
         }
-        if matches!(model.scenario.roles[s], Role::Merger) {
+        let merges = match model.scenario.roles[s] {
+            Role::Merger => true,
+            Role::Writer { .. } => model.lacks(Mutant::MergedInMountSession),
+            _ => false,
+        };
+        if merges {
             of_merger(s, steps);
         }
         if matches!(model.scenario.roles[s], Role::Cloner) {
@@ -258,6 +271,10 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
                 steps.push(Step::BaseLand(s, base));
             }
         }
+    }
+    if model.scenario.rebuilds {
+        steps.extend([Step::RootLose, Step::RebuildList, Step::RebuildCas]);
+        steps.extend((0..SESSIONS).map(Step::AnnounceGet));
     }
     if model.scenario.clones {
         let both = |k| [Step::SnapshotCas(k), Step::SnapshotForgetCas(k)];
@@ -419,6 +436,9 @@ fn of_writer(
 
 /// Returns the state after the step, or `None` if the rules or the state forbid it.
 pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
+    if !rebuild::is_there(state) && conversion::needs_root(model, step) {
+        return None;
+    }
     if conversion::reader(step).is_some_and(|s| conversion::is_shut_out(model, state, s)) {
         return None;
     }
@@ -472,6 +492,10 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::VolumeRemoveCas => clones::remove_cas(model, state),
         Step::ClonePrepare(s, k) => clones::prepare(state, s, k),
         Step::CloneCas(s) => clones::clone_cas(model, state, s),
+        Step::RootLose => rebuild::lose(state),
+        Step::RebuildList => rebuild::list(state),
+        Step::RebuildCas => rebuild::rebuild_cas(model, state),
+        Step::AnnounceGet(s) => rebuild::announce(model, state, s),
         Step::ConvertPrepare(s) => conversion::prepare(model, state, s),
         Step::ConvertCas(s) => conversion::convert_cas(model, state, s),
         Step::LearnFooter(s, p) => learned::learn_footer(model, state, s, p),

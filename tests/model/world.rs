@@ -108,6 +108,8 @@ pub struct Scenario {
     pub cached: u16,
     /// Version 2: volumes other than the first are clones, made of snapshots.
     pub clones: bool,
+    /// R is lost once, and rebuilt.
+    pub rebuilds: bool,
     /// The repository begins as one of version 1.
     pub converts: bool,
     /// Processes whose program knows version 1 only, one bit each.
@@ -154,6 +156,7 @@ pub const QUIET: Scenario = Scenario {
     sampled: false,
     cached: 0,
     clones: false,
+    rebuilds: false,
     converts: false,
     old: 0,
     absent: 0,
@@ -264,6 +267,7 @@ impl Scenario {
                 dead: false,
                 cloning: None,
                 converting: None,
+                announced: false,
                 learned: PackSet::EMPTY,
                 found: PackSet::EMPTY,
                 early: 0,
@@ -274,6 +278,7 @@ impl Scenario {
             owed: [None; SESSIONS],
             spool_ignored: false,
             lost_untold: false,
+            loss: Default::default(),
             ended_alive: false,
         };
         self.fill_index(&mut state, given);
@@ -297,6 +302,7 @@ impl Scenario {
                         state.root.sessions[s].standing = Standing::Live;
                         state.root.volumes[volume].holder = s as u8;
                         state.store.published[s] = 0;
+                        process.announced = self.rebuilds;
                         if self.judged {
                             state.store.descriptions.there |= 1 << s;
                         }

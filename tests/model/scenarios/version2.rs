@@ -78,6 +78,28 @@ pub const FENCES_COLLECTED: Scenario = Scenario {
     ..REUSE_TAKEN
 };
 
+/// A root that is lost and rebuilt, while writers go on.
+pub const REBUILT: Scenario = Scenario {
+    name: "rebuilt",
+    roles: [
+        mounted(0, &[&[Fresh(0)]]),
+        arriving(0, &[&[Fresh(1)]]),
+        arriving(0, &[]),
+        UNUSED,
+    ],
+    faults: faults(0, 1, 1, 0),
+    fences: true,
+    rebuilds: true,
+    reaches: &[
+        Event::Rebuilt,
+        Event::AcknowledgedAfterRebuild,
+        Event::FsyncRefused,
+        Event::Replayed,
+        Event::Committed,
+    ],
+    ..QUIET
+};
+
 /// A writer reuses garbage while it is collected, and while index objects are merged.
 pub const RUNS: Scenario = Scenario {
     name: "runs",
@@ -186,7 +208,7 @@ pub const RUNS_TWO_EPOCHS: Scenario = Scenario {
     ],
     given: [M0_M1, C0, C1, NOTHING],
     last_epoch: 2,
-    runs_at_most: 3,
+    runs_at_most: 4,
     reaches: &[
         Event::Rewritten,
         Event::MergedCondemned,
@@ -204,13 +226,6 @@ pub const RUNS_TAKEN_FAULTS: Scenario = Scenario {
     runs_at_most: RUNS_MAX,
     plane: Plane::Objects,
     ..RUNS_TAKEN
-};
-
-/// More runs over two collections.
-pub const RUNS_TWO_EPOCHS_LONG: Scenario = Scenario {
-    name: "runs, two epochs, long",
-    runs_at_most: 4,
-    ..RUNS_TWO_EPOCHS
 };
 
 /// A collector that sets a turn, and a writer that does not wait. A second collector may end it.
@@ -321,16 +336,36 @@ pub const SAMPLED_HEALING: Scenario = Scenario {
     ..HEALING
 };
 
-/// Searched exhaustively in every run.
+/// Takeover, fences, learned footers, runs and a collection at once.
+pub const TOGETHER: Scenario = Scenario {
+    name: "version 2 together",
+    roles: [
+        mounted(0, &[&[Reuse(0), Fresh(1)]]),
+        arriving(0, &[&[Reuse(0)]]),
+        MERGER,
+        COLLECTOR,
+    ],
+    given: ONE_CONTENT,
+    last_epoch: 1,
+    faults: Faults {
+        fences: 1,
+        ..faults(0, 1, 0, 0)
+    },
+    fences: true,
+    sampled: true,
+    plane: Plane::Runs,
+    runs_at_most: 3,
+    ..QUIET
+};
+
+/// Searched exhaustively in every run: fences.
+pub const WITH_FENCES: &[Scenario] = &[FENCES, FENCES_COLLECTED, REBUILT];
+
+/// Searched exhaustively in every run: runs.
+pub const WITH_RUNS: &[Scenario] = &[RUNS, RUNS_LATE, RUNS_GONE, TWO_MERGERS, RUNS_TAKEN];
+
+/// Searched exhaustively in every run: all else of version 2.
 pub const VERSION_2: &[Scenario] = &[
-    FENCES,
-    FENCES_COLLECTED,
-    RUNS,
-    RUNS_LATE,
-    RUNS_GONE,
-    TWO_MERGERS,
-    RUNS_TAKEN,
-    RUNS_TWO_EPOCHS,
     TURN,
     DESCRIPTIONS,
     DESCRIPTIONS_REUSE,
@@ -346,4 +381,5 @@ pub const VERSION_2: &[Scenario] = &[
 ];
 
 /// Searched exhaustively when `BKFS_TEST_FULL=1`.
-pub const VERSION_2_FULL: &[Scenario] = &[FENCES_LONG, RUNS_TAKEN_FAULTS, RUNS_TWO_EPOCHS_LONG];
+pub const VERSION_2_FULL: &[Scenario] =
+    &[FENCES_LONG, TOGETHER, RUNS_TAKEN_FAULTS, RUNS_TWO_EPOCHS];

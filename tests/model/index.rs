@@ -128,6 +128,17 @@ pub fn settle(model: &Protocol, next: &mut State) {
     }
 }
 
+/// Returns the packs that a commit takes for live. In the mutant `LiveByListsOnly` these are all
+/// that no list of R names.
+pub fn judged_live(model: &Protocol, root: &Root) -> PackSet {
+    if model.lacks(Mutant::LiveByListsOnly) {
+        let lists = root.all_condemned().and(root.index.gone);
+        PackSet(u16::MAX).without(lists)
+    } else {
+        root.live
+    }
+}
+
 /// Whether a replacement that makes these packs live has a place for its index object.
 pub fn has_room(model: &Protocol, state: &State, add: PackSet) -> bool {
     let free = |object: &IndexObject| object.packs.is_empty();

@@ -12,6 +12,10 @@
 //! | `protocol` | scenario + rules − left-out clauses as a `stateright::Model`; events reached |
 //! | `steps` | the steps by name, and which may be possible |
 //! | `writer`, `journal`, `new_holder`, `collector`, `damage` | the rules |
+//! | `index`, `runs` | version 2: which packs are live, and merges |
+//! | `fences`, `rebuild`, `descriptions` | version 2: what fsync reads, and who a session is |
+//! | `learned`, `clones`, `conversion` | version 2: sampled writers, clones, version 1 roots |
+//! | `directory` | version 2: volumes, their names and lists, as a model of its own |
 //! | `mutants` | the clauses that can be left out |
 //! | `properties` | the properties that must hold in every state |
 //! | `scenarios` | the bounded worlds |
@@ -48,7 +52,7 @@
 //!   and a candidate is checked again by the R being replaced.
 //! * Damage to parts of a pack: a pack is damaged as a whole.
 //! * The extension of the locks of live packs: it delays deletion, nothing else.
-//! * Clones of a machine, readers, trash, partial deletes, list pagination, liveness, repacking of
+//! * Clones of a machine, readers, trash (`README.md` has what version 2 leaves out), partial deletes, list pagination, liveness, repacking of
 //!   data packs.
 //!
 //! # Running
@@ -288,6 +292,7 @@ refuted! {
     gone_leaves_early: [GoneLeavesEarly], RUNS_GONE, LIVE_EXISTS;
     gone_stays: [GoneStays], RUNS_GONE, GONE_NAMED;
     merge_inputs_unchecked: [MergeInputsUnchecked], TWO_MERGERS, LIVE_EXISTS;
+    live_by_lists_only: [LiveByListsOnly], RUNS_LEFT_OUT, ROOT_INTACT;
     absorbed_early: [AbsorbedEarly], RUNS, LIVE_FOUND;
     manifest_of_older_root: [ManifestOfOlderRoot], RUNS, ROOT_INTACT;
     own_runs_swept: [OwnRunsSwept], RUNS, RUNS_EXIST;

@@ -181,6 +181,9 @@ pub enum Mutant {
     GoneStays,
     /// Rule 12: a merge does not check that what it merged is in the R that it replaces.
     MergeInputsUnchecked,
+    /// Rules 3, 12: a commit takes every pack for live that no list names, also one that no index
+    /// object and no run names.
+    LiveByListsOnly,
     /// Rule 12: an index object leaves R as soon as one range has its records.
     AbsorbedEarly,
     /// Rule 12: a merge replaces the table of index objects by the one that it made from the R that
@@ -309,6 +312,7 @@ pub const ALL: &[Mutant] = &[
     Mutant::GoneLeavesEarly,
     Mutant::GoneStays,
     Mutant::MergeInputsUnchecked,
+    Mutant::LiveByListsOnly,
     Mutant::AbsorbedEarly,
     Mutant::ManifestOfOlderRoot,
     Mutant::OwnRunsSwept,

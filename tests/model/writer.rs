@@ -369,7 +369,8 @@ pub fn base_answer(state: &State, s: Session) -> Option<State> {
 /// object that is neither live nor added with it.
 pub fn without_failing(model: &Protocol, state: &State, mut add: PackSet) -> PackSet {
     loop {
-        let there = state.store.objects(state.root.live.and(add));
+        let live = index::judged_live(model, &state.root);
+        let there = state.store.objects(live.and(add));
         let failing = add.iter().find(|&p| {
             !state.store.contents[p]
                 .references()
@@ -425,7 +426,7 @@ pub fn commit_cas(
         if !model.lacks(Mutant::CommitChecksReachableOnly) {
             add = without_failing(model, &next, add);
         }
-        let live = next.root.live.and(add);
+        let live = index::judged_live(model, &next.root).and(add);
         let reached = tree_after(model, &next, s, last)?;
         if !reached.without(next.store.objects(live)).is_empty() {
             return None;

@@ -4,6 +4,7 @@
 //! objects stay as they are until they are merged. Programs that know version 1 only read from the
 //! feature bits of the root that they may not go on.
 
+use crate::fences;
 use crate::index::{INDEX_OBJECTS, Index, IndexObject};
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
@@ -47,9 +48,9 @@ pub fn reader(step: Step) -> Option<Session> {
 }
 
 /// Whether the step cannot be taken while R is lost. With fences fsync needs no R.
-pub fn needs_root(model: &Protocol, step: Step) -> bool {
+pub fn needs_root(model: &Protocol, state: &State, step: Step) -> bool {
     match step {
-        Step::FsyncGet(_) => !model.scenario.fences,
+        Step::FsyncGet(s) => !fences::are_used(model, state, s),
         Step::BaseSend { .. } | Step::FencePut { .. } => false,
         step => reader(step).is_some(),
     }
@@ -104,6 +105,7 @@ pub fn convert_cas(model: &Protocol, state: &State, s: Session) -> Option<State>
         return Some(next);
     }
     next.root.version_2 = true;
+    next.processes[s].knows_version_2 = true;
     if model.lacks(Mutant::ManifestOfOlderRoot) {
         next.root.index.objects = objects;
     }

@@ -16,7 +16,7 @@ pub struct Descriptions {
     pub there: u8,
     /// A collector has decided to delete the object.
     pub doomed: u8,
-    /// Only for the mutant `ObjectSweptByOlderRoot`: sessions that were not in R when a collector
+    /// Only for the mutant `SweptByOlderRoot`: sessions that were not in R when a collector
     /// read it.
     pub unregistered: u8,
 }
@@ -73,7 +73,7 @@ pub fn sweep(model: &Protocol, state: &State, v: Session) -> Option<State> {
     let bit = 1 << v;
     let descriptions = &state.store.descriptions;
     let is_there = descriptions.there & bit != 0 || state.store.published[v] != NONE;
-    let older = model.lacks(Mutant::ObjectSweptByOlderRoot) && descriptions.unregistered & bit != 0;
+    let older = model.lacks(Mutant::SweptByOlderRoot) && descriptions.unregistered & bit != 0;
     if !is_there || descriptions.doomed & bit != 0 || (state.root.stands(v) && !older) {
         return None;
     }
@@ -82,7 +82,7 @@ pub fn sweep(model: &Protocol, state: &State, v: Session) -> Option<State> {
     Some(next)
 }
 
-/// Only in the mutant `ObjectSweptByOlderRoot`: a collector reads R before it lists the objects.
+/// Only in the mutant `SweptByOlderRoot`: a collector reads R before it lists the objects.
 pub fn sweep_read(state: &State, v: Session) -> Option<State> {
     let mut next = *state;
     next.store.descriptions.unregistered |= 1 << v;

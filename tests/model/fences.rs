@@ -14,10 +14,17 @@ pub struct Fences {
     pub flying: u8,
 }
 
+/// Whether fsync of `s` goes by the fence and not by R. In a root of version 1 it goes by R, since a
+/// new holder of version 1 writes no fences.
+pub fn are_used(model: &Protocol, state: &State, s: Session) -> bool {
+    let knows = state.processes[s].knows_version_2 || model.lacks(Mutant::FenceReadInVersion1);
+    model.scenario.fences && knows
+}
+
 /// Whether fsync reads the fence once its journal is answered.
-pub fn is_read(model: &Protocol) -> bool {
+pub fn is_read(model: &Protocol, state: &State, s: Session) -> bool {
     let leaves_out = [Mutant::GetBeforeAnswer, Mutant::FsyncWithoutRereading];
-    model.scenario.fences && !leaves_out.iter().any(|&m| model.lacks(m))
+    are_used(model, state, s) && !leaves_out.iter().any(|&m| model.lacks(m))
 }
 
 /// Whether the fence of `v` is in the store.
@@ -34,7 +41,8 @@ pub fn put(model: &Protocol, state: &State, s: Session, v: Session, late: bool) 
     if state.processes[s].fenced & bit != 0 {
         return None;
     }
-    let is_ended = model.holds(state, s) && model.ending(state, volume).contains(&v);
+    let is_ended =
+        state.root.version_2 && model.holds(state, s) && model.ending(state, volume).contains(&v);
     let early = model.lacks(Mutant::FenceBeforeReplacement)
         && usize::from(state.root.volumes[volume].holder) == v;
     if !is_ended && !early {
@@ -73,7 +81,8 @@ pub fn land(model: &Protocol, state: &State, v: Session) -> Option<State> {
 
 /// Rule 7: whether the new holder knows that the fences of all these sessions stand.
 pub fn complete(model: &Protocol, state: &State, s: Session, ended_sessions: &[Session]) -> bool {
-    if !model.scenario.fences || model.lacks(Mutant::ListBeforeFence) {
+    let are_written = model.scenario.fences && state.root.version_2;
+    if !are_written || model.lacks(Mutant::ListBeforeFence) {
         return true;
     }
     let needed = match model.lacks(Mutant::EarlierFenceAssumed) {

@@ -271,21 +271,22 @@ fn note_landing(model: &Protocol, state: &State, s: Session) {
 /// journals and R's covered operation reach without a gap.
 pub fn fsync_get(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let mine = model.holds(state, s);
+    let by_fence = fences::are_used(model, state, s);
     let mut counted = landed(state, s);
     if counted == 0 {
         return None;
     }
-    if fences::is_read(model) && fences::stands(state, s) {
+    if fences::is_read(model, state, s) && fences::stands(state, s) {
         return fences::refuse(model, state, s);
     }
     if model.lacks(Mutant::GetBeforeAnswer) {
         counted &= (1 << state.processes[s].early) - 1;
-    } else if !mine && !model.scenario.fences && !model.lacks(Mutant::FsyncWithoutRereading) {
+    } else if !mine && !by_fence && !model.lacks(Mutant::FsyncWithoutRereading) {
         model.coverage.note(Event::FsyncRefused);
         return None;
     }
     let mut next = *state;
-    if mine && !model.scenario.fences {
+    if mine && !by_fence {
         super::writer::learn(model, &mut next, s);
     }
     let process = &mut next.processes[s];
@@ -299,7 +300,7 @@ pub fn fsync_get(model: &Protocol, state: &State, s: Session) -> Option<State> {
     }
     if reached > process.acknowledged {
         process.acknowledged = reached;
-        next.fenced_acknowledged |= match model.scenario.fences {
+        next.fenced_acknowledged |= match by_fence {
             true => {
                 rebuild::note_acknowledged(model, state, s);
                 fences::acknowledged(model, state, s)
@@ -318,7 +319,7 @@ pub fn early_get(model: &Protocol, state: &State, s: Session) -> Option<State> {
         .iter()
         .filter(|j| j.state != JournalState::Unsent)
         .count() as u8;
-    let seems_mine = match model.scenario.fences {
+    let seems_mine = match fences::are_used(model, state, s) {
         true => !fences::stands(state, s),
         false => model.holds(state, s),
     };

@@ -293,6 +293,7 @@ refuted! {
     gone_stays: [GoneStays], RUNS_GONE, GONE_NAMED;
     merge_inputs_unchecked: [MergeInputsUnchecked], TWO_MERGERS, LIVE_EXISTS;
     live_by_lists_only: [LiveByListsOnly], RUNS_LEFT_OUT, ROOT_INTACT;
+    runs_swept_by_older_root: [SweptByOlderRoot], RUNS_ARRIVAL, RUNS_EXIST;
     absorbed_early: [AbsorbedEarly], RUNS, LIVE_FOUND;
     manifest_of_older_root: [ManifestOfOlderRoot], RUNS, ROOT_INTACT;
     own_runs_swept: [OwnRunsSwept], RUNS, RUNS_EXIST;
@@ -303,7 +304,7 @@ refuted! {
     absent_taken_for_dead: [AbsentTakenForDead], DESCRIPTIONS, NOT_ENDED_ALIVE;
     described_once: [DescribedOnce], DESCRIPTIONS, DEAD_KNOWN;
     objects_swept_and_absence_ignored:
-        [ObjectSweptByOlderRoot, AbsentHeartbeatIgnored], DESCRIPTIONS_REUSE, JOURNAL_INTACT;
+        [SweptByOlderRoot, AbsentHeartbeatIgnored], DESCRIPTIONS_REUSE, JOURNAL_INTACT;
     cached_footer_trusted: [CachedFooterTrusted], SAMPLED_ARRIVAL, HELD_EXISTS;
     learned_kept: [LearnedKept], SAMPLED, HELD_EXISTS;
     matched_outside_lock: [MatchedOutsideLock], SAMPLED, HELD_EXISTS;
@@ -314,6 +315,7 @@ refuted! {
     clone_overwrites: [CloneOverwrites], TWO_CLONERS, ACKNOWLEDGED_KEPT;
     converted_alongside: [ConvertedAlongside], OLD_COLLECTOR, NOT_SHUT_OUT;
     old_programs_go_on: [OldProgramsGoOn], OLD_COLLECTOR, ROOT_INTACT;
+    fence_read_in_version_1: [FenceReadInVersion1], CONVERSION_FENCES, ACKNOWLEDGED_KEPT;
     converted_index_dropped: [ConvertedIndexDropped], CONVERSION, ROOT_INTACT;
     conversion_of_older_root: [ManifestOfOlderRoot], CONVERSION, ROOT_INTACT;
     converted_recovery_bases_dropped:
@@ -434,8 +436,8 @@ fn floors_are_implied_by_reading_them() {
 /// takeovers until the next heartbeat, which is harmless.
 #[test]
 fn objects_of_sessions_may_be_deleted() {
-    hold(scenarios::DESCRIPTIONS, &[ObjectSweptByOlderRoot]);
-    hold(scenarios::DESCRIPTIONS_REUSE, &[ObjectSweptByOlderRoot]);
+    hold(scenarios::DESCRIPTIONS, &[SweptByOlderRoot]);
+    hold(scenarios::DESCRIPTIONS_REUSE, &[SweptByOlderRoot]);
 }
 
 /// The large scenarios, with `BKFS_TEST_FULL=1`.

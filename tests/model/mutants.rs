@@ -208,8 +208,8 @@ pub enum Mutant {
     /// Rule 2: who a session is, is written before its registration, and not again with its
     /// heartbeats.
     DescribedOnce,
-    /// Rule 8: a collector reads R before it lists the objects of the sessions.
-    ObjectSweptByOlderRoot,
+    /// Rule 8: a collector reads R before it lists the objects of the sessions and the runs.
+    SweptByOlderRoot,
 
     // Version 2: learned footers.
     /// Rule 13: a footer that is cached from before the session's registration is matched if no
@@ -236,6 +236,8 @@ pub enum Mutant {
     OldProgramsGoOn,
     /// Rule 15: a conversion drops the index objects of version 1 before they are merged.
     ConvertedIndexDropped,
+    /// Rule 15: in a root of version 1 a new program goes by fences.
+    FenceReadInVersion1,
     /// Rule 15: a conversion drops the recovery bases of version 1.
     ConvertedRecoveryBasesDropped,
 }
@@ -322,7 +324,7 @@ pub const ALL: &[Mutant] = &[
     Mutant::TurnObeyedForEver,
     Mutant::AbsentTakenForDead,
     Mutant::DescribedOnce,
-    Mutant::ObjectSweptByOlderRoot,
+    Mutant::SweptByOlderRoot,
     Mutant::CachedFooterTrusted,
     Mutant::LearnedKept,
     Mutant::MatchedOutsideLock,
@@ -333,4 +335,5 @@ pub const ALL: &[Mutant] = &[
     Mutant::OldProgramsGoOn,
     Mutant::ConvertedIndexDropped,
     Mutant::ConvertedRecoveryBasesDropped,
+    Mutant::FenceReadInVersion1,
 ];

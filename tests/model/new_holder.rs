@@ -1,5 +1,6 @@
 //! Registration, takeover and end of sessions (rules 2 and 7).
 
+use crate::conversion;
 use crate::descriptions;
 use crate::fences;
 use crate::index;
@@ -24,6 +25,7 @@ pub fn register(model: &Protocol, state: &State, s: Session) -> Option<State> {
     // numbers.
     let earlier = (0..s).any(|t| {
         matches!(model.scenario.roles[t], Role::Writer { .. })
+            && conversion::is_old(model, t) == conversion::is_old(model, s)
             && state.root.sessions[t].standing == Standing::Absent
     });
     if earlier || !descriptions::may_register(model, state, s) {
@@ -33,6 +35,7 @@ pub fn register(model: &Protocol, state: &State, s: Session) -> Option<State> {
     next.root.sessions[s].standing = Standing::Live;
     let process = &mut next.processes[s];
     process.phase = Phase::Registered;
+    process.knows_version_2 = next.root.version_2;
     process.bound = next.root.epoch;
     if !model.lacks(Mutant::IndexOlderThanRegistration) {
         process.read_index(&next.root);

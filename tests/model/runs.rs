@@ -243,6 +243,8 @@ pub fn delete(model: &Protocol, state: &State, number: usize) -> Option<State> {
     let is_own = state.root.sessions[maker].floor <= run.sequence
         && state.root.stands(maker)
         && !model.lacks(Mutant::OwnRunsSwept);
+    let seen_absent = state.store.descriptions.unregistered & 1 << maker != 0;
+    let is_own = is_own && !(seen_absent && model.lacks(Mutant::SweptByOlderRoot));
     if run.state != RunState::Landed || state.root.index.runs & 1 << number != 0 || is_own {
         return None;
     }

@@ -489,6 +489,8 @@ pub struct Process {
     pub accepts_loss: bool,
     /// Collector: the packs that it would condemn.
     pub candidates: PackSet,
+    /// The root that registered the session, or that it has made, is one of version 2.
+    pub knows_version_2: bool,
     /// Version 2, new holder: the sessions of which it knows that their fence stands, one bit each.
     pub fenced: u8,
     /// Version 2, merging session: the merge under way.

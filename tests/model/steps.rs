@@ -187,7 +187,7 @@ pub enum Step {
     Crash(Session),
     /// Mutant `DescribedOnce` only: the session's object is written before registration.
     ObjectWriteEarly(Session),
-    /// Mutant `ObjectSweptByOlderRoot` only: a collector reads R before it lists the objects.
+    /// Mutant `SweptByOlderRoot` only: a collector reads R before it lists objects.
     ObjectSweepRead(Session),
     /// Version 2, rule 8: a collector decides to delete the object of a session that is not in R.
     ObjectSweep(Session),
@@ -285,6 +285,9 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
         of_objects(model, steps);
     }
     if model.scenario.plane != Plane::Table {
+        if model.lacks(Mutant::SweptByOlderRoot) {
+            steps.extend((0..SESSIONS).map(Step::ObjectSweepRead));
+        }
         steps.extend((0..RUNS).flat_map(|r| [Step::RunLand(r), Step::RunDelete(r)]));
     }
     if model.scenario.fences {
@@ -318,7 +321,7 @@ fn of_objects(model: &Protocol, steps: &mut Vec<Step>) {
         if model.lacks(Mutant::DescribedOnce) {
             steps.push(Step::ObjectWriteEarly(s));
         }
-        if model.lacks(Mutant::ObjectSweptByOlderRoot) {
+        if model.lacks(Mutant::SweptByOlderRoot) {
             steps.push(Step::ObjectSweepRead(s));
         }
     }
@@ -436,7 +439,7 @@ fn of_writer(
 
 /// Returns the state after the step, or `None` if the rules or the state forbid it.
 pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
-    if !rebuild::is_there(state) && conversion::needs_root(model, step) {
+    if !rebuild::is_there(state) && conversion::needs_root(model, state, step) {
         return None;
     }
     if conversion::reader(step).is_some_and(|s| conversion::is_shut_out(model, state, s)) {

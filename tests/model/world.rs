@@ -262,6 +262,7 @@ impl Scenario {
                 listing: [0; SESSIONS],
                 accepts_loss: false,
                 candidates: PackSet::EMPTY,
+                knows_version_2: !self.converts,
                 fenced: 0,
                 merge: None,
                 dead: false,

@@ -98,6 +98,33 @@ pub const CONVERSION: Scenario = Scenario {
     ..QUIET
 };
 
+/// A new program that holds a volume in a root of version 1, a program of version 1 that takes it
+/// over, and a new program that takes it over before or after the conversion.
+pub const CONVERSION_FENCES: Scenario = Scenario {
+    name: "conversion, fences",
+    roles: [
+        mounted(0, &[&[Fresh(0)], &[Fresh(1)]]),
+        arriving(0, &[&[Fresh(2)]]),
+        arriving(0, &[]),
+        UNUSED,
+    ],
+    faults: faults(0, 1, 0, 0),
+    fences: true,
+    leave: true,
+    converts: true,
+    old: 0b0010,
+    reaches: &[
+        Event::Converted,
+        Event::ConversionRefused,
+        Event::FsyncAcknowledged,
+        Event::AcknowledgedUnfenced,
+        Event::FsyncRefused,
+        Event::Replayed,
+        Event::ReplayedOlderSession,
+    ],
+    ..QUIET
+};
+
 /// A collector of version 1, before and after the conversion.
 pub const OLD_COLLECTOR: Scenario = Scenario {
     name: "old collector",

@@ -1,9 +1,9 @@
 //! Bounded worlds of version 2.
 
 use super::{
-    C0, C1, CLONE_OF_CLONE, CLONES, COLLECTOR, CONVERSION, CONVERSION_SPOOL, HEALING, LEFT_OUT,
-    M0_M1, NOTHING, OLD_COLLECTOR, ONE_CONTENT, REUSE_TAKEN, TWO_CLONERS, UNUSED, arriving, faults,
-    mounted,
+    C0, C1, CLONE_OF_CLONE, CLONES, COLLECTOR, CONVERSION, CONVERSION_FENCES, CONVERSION_SPOOL,
+    HEALING, LEFT_OUT, M0_M1, NOTHING, OLD_COLLECTOR, ONE_CONTENT, REUSE_TAKEN, TWO_CLONERS,
+    UNUSED, arriving, faults, mounted,
 };
 use crate::index::{Plane, RUNS as RUNS_MAX};
 use crate::protocol::Event;
@@ -126,6 +126,13 @@ pub const RUNS_LATE: Scenario = Scenario {
     faults: faults(1, 0, 0, 1),
     plane: Plane::Runs,
     ..RUNS
+};
+
+/// A merger that registers while a collector deletes runs.
+pub const RUNS_ARRIVAL: Scenario = Scenario {
+    name: "runs, arrival",
+    absent: 0b0100,
+    ..RUNS_GONE
 };
 
 /// A commit leaves out a pack that no list names, and a later operation could rely on it.
@@ -367,6 +374,7 @@ pub const WITH_FENCES: &[Scenario] = &[FENCES, FENCES_COLLECTED, REBUILT];
 pub const WITH_RUNS: &[Scenario] = &[
     RUNS,
     RUNS_LATE,
+    RUNS_ARRIVAL,
     RUNS_LEFT_OUT,
     RUNS_GONE,
     TWO_MERGERS,
@@ -385,6 +393,7 @@ pub const VERSION_2: &[Scenario] = &[
     CLONE_OF_CLONE,
     TWO_CLONERS,
     CONVERSION,
+    CONVERSION_FENCES,
     CONVERSION_SPOOL,
     OLD_COLLECTOR,
 ];

@@ -321,6 +321,7 @@ refuted! {
     converted_recovery_bases_dropped:
         [ConvertedRecoveryBasesDropped], CONVERSION_SPOOL, SPOOL_RECOVERABLE;
     merged_in_mount_session: [MergedInMountSession], RUNS, RUNS_EXIST;
+    unreadable_input_dropped: [UnreadableInputDropped], RUNS_LATE, LIVE_FOUND;
     unreadable_runs_skipped: [UnreadableRunsSkipped], RUNS_LATE, ROOT_INTACT;
     journaled_unannounced: [JournaledUnannounced], REBUILT, ACKNOWLEDGED_KEPT;
     announced_without_reading: [AnnouncedWithoutReading], REBUILT, ACKNOWLEDGED_KEPT;

@@ -194,6 +194,8 @@ pub enum Mutant {
     /// Rule 12: a mount merges in its own session, so that its commits raise the floor past the
     /// run.
     MergedInMountSession,
+    /// Rule 12: a merge replaces a run that it could not read.
+    UnreadableInputDropped,
     /// Rule 8: a collection goes on although it cannot read the runs.
     UnreadableRunsSkipped,
 
@@ -319,6 +321,7 @@ pub const ALL: &[Mutant] = &[
     Mutant::ManifestOfOlderRoot,
     Mutant::OwnRunsSwept,
     Mutant::MergedInMountSession,
+    Mutant::UnreadableInputDropped,
     Mutant::UnreadableRunsSkipped,
     Mutant::TurnTakenForLock,
     Mutant::TurnObeyedForEver,

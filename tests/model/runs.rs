@@ -65,7 +65,9 @@ pub fn prepare(
         for (r, run) in state.store.runs.iter().enumerate() {
             if index.runs & 1 << r != 0 && run.range == range {
                 merge.runs |= 1 << r;
-                packs = packs.and(run.packs);
+                if !model.lacks(Mutant::UnreadableInputDropped) {
+                    packs = packs.and(run.packs);
+                }
                 inputs += 1;
             }
         }

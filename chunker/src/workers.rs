@@ -133,12 +133,15 @@ impl Pool {
         self.threads.spawn_fifo(move || {
             let _place = place;
             let mut scratch = scratches.lock().pop().unwrap_or_default();
-            // A panicking job may leave its contexts in an invalid state: they are dropped.
-            if let Ok(done) = catch_unwind(AssertUnwindSafe(|| job(&mut scratch))) {
+            // A panic that reaches rayon ends the process. A panicking job may leave its contexts
+            // in an invalid state: they are dropped.
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                let done = job(&mut scratch);
                 scratches.lock().push(scratch);
-                // The caller may have dropped its future; then the answer is dropped too.
+                // The caller may have dropped its future; then the answer is dropped here, which
+                // may panic too.
                 let _ = answer.send(done);
-            }
+            }));
         });
         result
             .await
@@ -158,6 +161,7 @@ impl fmt::Debug for Workers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
 
     #[tokio::test]
     async fn jobs_run_on_both_kinds_and_panics_are_errors() {
@@ -172,5 +176,36 @@ mod tests {
             assert!(matches!(failed, Err::<(), _>(ContentError::Internal(_))));
             assert_eq!(workers.run(|_| 7).await.expect("still alive"), 7);
         }
+    }
+    /// A result whose drop panics.
+    struct Fragile(mpsc::Sender<()>);
+
+    impl Drop for Fragile {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+            panic!("on purpose");
+        }
+    }
+
+    /// The caller is gone, so the thread drops the result.
+    #[tokio::test]
+    async fn a_result_whose_drop_panics_ends_no_process() {
+        let workers = Workers::pool(1).expect("a thread");
+        let (begin, begun) = oneshot::channel();
+        let (go_on, told) = mpsc::channel();
+        let (dropped, drops) = mpsc::channel();
+        let mut running = Box::pin(workers.run(move |_| {
+            let _ = begin.send(());
+            let _ = told.recv();
+            Fragile(dropped)
+        }));
+        tokio::select! {
+            _ = &mut running => panic!("it waits"),
+            begun = begun => begun.expect("the job runs"),
+        }
+        drop(running);
+        go_on.send(()).expect("the job waits");
+        assert_eq!(workers.run(|_| 7).await.expect("still alive"), 7);
+        assert_eq!(drops.try_iter().count(), 1, "the thread dropped it");
     }
 }

@@ -258,7 +258,7 @@ impl<'a> Judge<'a, '_> {
             read.ok().map(|read| read.first)
         });
         let follows_covered = later.any(|first| first <= self.covered.operation + 1);
-        let is_covered = number <= self.covered.journal || follows_covered;
+        let is_covered = self.covered.journal.is_some_and(|last| number <= last) || follows_covered;
         let key = &journal.object.key;
         if is_covered || self.handle.has_journal(key).await? {
             return Ok(None);
@@ -279,12 +279,13 @@ impl<'a> Judge<'a, '_> {
         journal: &KeptJournal<'_>,
     ) -> Result<Option<String>, RootError> {
         let first = journal.read.as_ref().map_or(0, |read| read.first);
-        let after = self.covered.journal.max(before.unwrap_or(0));
+        let after = self.covered.journal.max(before).unwrap_or(0);
         if number <= after.saturating_add(1) || first <= self.covered.operation + 1 {
             return Ok(None);
         }
         let (below, _) = (journal.object.key.rsplit_once('/')).unwrap_or_default();
-        let is_known = self.covered.journal > 0 || self.covered.operation == 0 || before.is_some();
+        let says_which = self.covered.journal.is_some() || self.covered.operation == 0;
+        let is_known = says_which || before.is_some();
         let from = if is_known { after + 1 } else { number - 1 };
         let asked = (from..number).map(|number| async move {
             let key = format!("{below}/{number:016x}");

@@ -29,8 +29,9 @@ pub struct JournalSummary {
 pub struct Covered {
     /// The last covered operation.
     pub operation: u64,
-    /// The number of the last covered journal; 0 if the root does not say.
-    pub journal: u64,
+    /// The number of the last covered journal, 0 if commits cover none; none if the root does not
+    /// say.
+    pub journal: Option<u64>,
 }
 
 impl Covered {
@@ -38,7 +39,7 @@ impl Covered {
     pub fn of(session: &Session) -> Self {
         Self {
             operation: session.covered,
-            journal: session.covered_journal.unwrap_or(0),
+            journal: session.covered_journal,
         }
     }
 }

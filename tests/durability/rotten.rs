@@ -24,12 +24,18 @@ const TRAILER_BYTES: usize = 48;
 /// A machine whose mount has written `a`, `b` and `c` to its spool alone, with an fsync after each,
 /// and is dead.
 pub fn dead() -> (Bucket, SimulatedDisk) {
+    dead_after(|_, _| ())
+}
+
+/// The same, after `before`, while the store still took writes.
+pub fn dead_after(before: impl FnOnce(&Bucket, &Host)) -> (Bucket, SimulatedDisk) {
     let (bucket, disk) = (Bucket::new(), SimulatedDisk::new());
     let settings = Settings {
         fsync_local: true,
         ..Settings::default()
     };
     let host = Host::spooling_with(&bucket, &disk, settings);
+    before(&bucket, &host);
     let held = Strike::with(Fault::HoldBefore(Gate::new())).on_writes();
     host.faults.plan(held.always());
     for (seed, name) in [(1, "a"), (2, "b"), (3, "c")] {

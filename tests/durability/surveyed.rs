@@ -14,7 +14,7 @@ use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
 
 use crate::host::{Bucket, Host, noise, runtime};
 use crate::recovery_bases::read_in;
-use crate::rotten::{accepted, dead, files, key, mount, object, refused, sent, whole};
+use crate::rotten::{accepted, dead, dead_after, files, key, mount, object, refused, sent, whole};
 
 /// The directory of the only spool.
 fn spool(disk: &SimulatedDisk) -> PathBuf {
@@ -103,6 +103,45 @@ fn a_journal_that_is_gone_from_the_middle_of_the_chain_is_not_passed_over() {
     }
     refused(&bucket, &disk, &key(&first));
     accepted(&bucket, &disk, "");
+}
+
+/// The same, where an fsync before them made a commit instead of a journal, so that the root says
+/// that commits cover operations, and no journal.
+#[test]
+fn a_journal_that_is_gone_after_commits_without_journals_is_not_passed_over() {
+    let (bucket, disk) = dead_after(|_, host| fsync_by_commit(host));
+    let (operation, journal) = covered(&bucket);
+    assert!(operation > 0);
+    assert_eq!(journal, Some(0));
+    let mut journals = files(&disk, ".journal+");
+    let (first, second) = (journals.remove(0), journals.remove(0));
+    for file in files(&disk, ".data+").iter().chain([&second]) {
+        put(&bucket, &disk, file);
+    }
+    for file in [&first, &second] {
+        runtime().block_on(disk.remove(file)).expect("removed");
+    }
+    refused(&bucket, &disk, &key(&first));
+    accepted(&bucket, &disk, "");
+}
+
+/// An fsync of a file in more pieces than a journal carries.
+fn fsync_by_commit(host: &Host) {
+    const PIECES: u64 = (1 << 16) + 1;
+    for piece in 0..PIECES {
+        host.write("scattered", 2 * piece, [1]);
+    }
+    host.fsync().expect("acknowledged");
+}
+
+/// The last operation and the last journal of the only session that its commits cover.
+fn covered(bucket: &Bucket) -> (u64, Option<u64>) {
+    bucket.work(bucket.memory.clone(), async |repository| {
+        let view = repository.handle.current();
+        let sessions: Vec<_> = view.root.sessions.values().collect();
+        assert_eq!(sessions.len(), 1);
+        (sessions[0].covered, sessions[0].covered_journal)
+    })
 }
 
 /// A mount through a store that holds the question for a journal up while the bucket changes.

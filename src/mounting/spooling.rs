@@ -25,6 +25,7 @@ use crate::mounting::spool_place::SpoolPlace;
 use crate::mounting::survey::{Survey, SurveyProgress, survey};
 use crate::mounting::writing::Writing;
 use crate::repository::Repository;
+use crate::root::gap::Gap;
 use crate::root::kept::Covered;
 use crate::root::session::{KnownSpools, OpenSession};
 use crate::root::state::{Session, SessionId, SessionState};
@@ -125,6 +126,7 @@ impl SpoolPlace {
                 }
                 done.push(Brought {
                     left,
+                    last: 0,
                     is_safe: true,
                     damage: None,
                 });
@@ -173,6 +175,8 @@ fn pass_over(
 /// A spool whose objects are in the bucket now.
 pub(super) struct Brought {
     left: Leftover,
+    /// The last operation in its journals; 0 if there is none.
+    last: u64,
     /// The session that takes the volume finds its journals.
     is_safe: bool,
     /// The damage, if only part of it was brought.
@@ -193,7 +197,11 @@ async fn bring_one(
     let volume = session.volume.clone().unwrap_or_default();
     let is_ours = volume == writing.volume;
     let mut covered = Covered::of(session);
-    let Survey { objects, damage } = loop {
+    let Survey {
+        objects,
+        last,
+        damage,
+    } = loop {
         let found = match survey_aloud(&left, repository, covered).await {
             Err(error) if !is_ours => {
                 leave(&left, &error, news);
@@ -246,6 +254,7 @@ async fn bring_one(
     let is_safe = session.is_some_and(|session| session.state == SessionState::Live);
     Ok(Some(Brought {
         left,
+        last,
         is_safe,
         damage,
     }))
@@ -427,7 +436,8 @@ fn mebibytes(bytes: u64) -> String {
 
 /// Ends the spools that were brought, after `open` has taken the volume: those whose journals
 /// `open` has found, or a later holder of their volume finds. A holder that listed an ended
-/// session's journals before these arrived misses them: see [`rescue`].
+/// session's journals before these arrived misses them: see [`rescue`]. A spool with journals that
+/// lie behind a gap of the bucket, and so are not carried out, is set aside.
 pub(super) async fn discard(
     brought: Vec<Brought>,
     open: &OpenSession,
@@ -438,12 +448,16 @@ pub(super) async fn discard(
     for brought in brought {
         let Brought {
             left,
+            last,
             is_safe,
             damage,
         } = brought;
+        let session = SessionId(left.session());
         let mut ended_sessions = open.ended_sessions().iter();
-        if is_safe || ended_sessions.any(|ended_session| ended_session.session.0 == left.session())
-        {
+        if is_safe || ended_sessions.any(|ended_session| ended_session.session == session) {
+            let mut gaps = open.gaps().iter();
+            let gap = gaps.find(|gap| gap.session == session && gap.after < last);
+            let damage = damage.or_else(|| gap.map(Gap::to_string));
             let_go(left, damage, news).await;
         } else {
             rescue(left, writing, accepts_loss, news).await;

@@ -52,6 +52,8 @@ impl SurveyProgress {
 pub(super) struct Survey<'a> {
     /// All of it, if nothing is damaged; else what comes before the first damage.
     pub(super) objects: Vec<&'a LeftObject>,
+    /// The last operation in its journals; 0 if there is none.
+    pub(super) last: u64,
     /// The first damage.
     pub(super) damage: Option<Damage>,
 }
@@ -154,6 +156,7 @@ pub(super) async fn survey<'a>(
     };
     Ok(Survey {
         objects: judge.before(end),
+        last: judge.last(),
         damage,
     })
 }
@@ -329,6 +332,13 @@ impl<'a> Judge<'a, '_> {
             path: file.map_or(key, |file| file.path().display().to_string()),
             journal: journal.path(),
         }
+    }
+
+    /// The last operation in the journals that can be read; 0 if there is none.
+    fn last(&self) -> u64 {
+        let read = self.journals.values();
+        let read = read.filter_map(|journal| journal.read.as_ref().ok());
+        read.map(|read| read.last).max().unwrap_or(0)
     }
 
     /// What is whole and comes before the journal of this number, or is needed by those that do.

@@ -12,6 +12,7 @@
 
 use super::ended_sessions::{EndedSession, Known, accept_loss, ended_sessions, require_whole};
 use super::error::RootError;
+use super::gap::Gap;
 use super::handle::{RootHandle, Transition};
 use super::heartbeat::{Heartbeat, Watched, watch_holder};
 use super::holder::{LocalVerdict, Processes};
@@ -57,6 +58,8 @@ pub struct OpenSession {
     /// The holder from which the volume was taken over.
     taken_from: Option<HolderInfo>,
     ended_sessions: Vec<EndedSession>,
+    /// What is missing of ended sessions, and was accepted as lost.
+    gaps: Vec<Gap>,
     /// Ended sessions that leave no recovery base.
     claimed: Vec<SessionId>,
 }
@@ -117,6 +120,7 @@ impl OpenSession {
                 heartbeat,
                 taken_from: None,
                 ended_sessions: Vec::new(),
+                gaps: Vec::new(),
                 claimed: Vec::new(),
             });
         };
@@ -199,6 +203,7 @@ impl OpenSession {
             heartbeat,
             taken_from,
             ended_sessions: Vec::new(),
+            gaps: Vec::new(),
             claimed: [spools.empty, spools.brought].concat(),
         };
         match session.find_ended_sessions(known, accept_loss).await {
@@ -277,6 +282,11 @@ impl OpenSession {
         &self.ended_sessions
     }
 
+    /// Returns what is missing of the ended sessions, and was accepted as lost.
+    pub fn gaps(&self) -> &[Gap] {
+        &self.gaps
+    }
+
     /// Returns the ended sessions whose spools on this machine hold nothing that their journals in
     /// [`Self::ended_sessions`] do not. They leave no recovery base.
     pub fn claimed(&self) -> &[SessionId] {
@@ -301,6 +311,7 @@ impl OpenSession {
         for ended_session in &ended_sessions {
             accept_loss(&self.handle, ended_session).await?;
         }
+        self.gaps = gaps;
         if ended_sessions
             .iter()
             .any(|ended_session| !ended_session.entries.is_empty())

@@ -144,26 +144,76 @@ fn covered(bucket: &Bucket) -> (u64, Option<u64>) {
     })
 }
 
-/// A mount through a store that holds the question for a journal up while the bucket changes.
+/// The bucket loses a journal while a mount that accepts losses brings those after it.
+#[test]
+fn an_intact_spool_behind_a_gap_of_the_bucket_is_set_aside() {
+    for (lost, left) in [(0, ""), (1, "a")] {
+        let (bucket, disk) = dead();
+        let journals = files(&disk, ".journal+");
+        for file in files(&disk, ".data+").iter().chain(&journals[..2]) {
+            put(&bucket, &disk, file);
+        }
+        for file in &journals[..2] {
+            runtime().block_on(disk.remove(file)).expect("removed");
+        }
+        let kept = files(&disk, "+");
+        let key = key(&journals[lost]);
+        let lose = || {
+            let deleted = runtime().block_on(bucket.memory.delete(&key));
+            deleted.expect("deleted");
+        };
+        let host = mount_while(&bucket, &disk, Operation::PutNew, true, lose).expect("accepted");
+        assert_eq!(whole(&host), left);
+        let news = host.assembled.spool_news();
+        assert_eq!(news.stranded.len(), 1, "{news:?}");
+        assert!(news.stranded[0].path.ends_with(".damaged"), "{news:?}");
+        assert!(news.stranded[0].why.contains(&key), "{news:?}");
+        host.finish().expect("unmounted");
+        assert_eq!(files(&disk, "+").len(), kept.len(), "nothing was removed");
+        for file in kept {
+            let name = file.file_name().expect("a name");
+            let aside = Path::new(&news.stranded[0].path).join(name);
+            assert!(disk.paths().contains(&aside), "{}", aside.display());
+        }
+    }
+}
+
+/// A mount of `main` through a store that holds the first such request for a journal up while
+/// `meanwhile` is done.
 fn mount_while(
     bucket: &Bucket,
     disk: &SimulatedDisk,
-    other: &MemoryStore,
+    operation: Operation,
+    accept_loss: bool,
+    meanwhile: impl FnOnce(),
 ) -> Result<Host, MountingError> {
     let gate = Gate::new();
     let faults = Arc::new(FaultStore::new(bucket.memory.clone()));
     let held = Strike::with(Fault::HoldBefore(gate.clone()));
-    faults.plan(held.on(Operation::Head).keys("journal/"));
+    faults.plan(held.on(operation).keys("journal/"));
     let (store, disk) = (faults.clone(), disk.clone());
-    let mounting =
-        std::thread::spawn(move || Host::spooling_through(store, &disk, Settings::default()));
+    let settings = Settings {
+        accept_loss,
+        ..Settings::default()
+    };
+    let mounting = std::thread::spawn(move || Host::spooling_through(store, &disk, settings));
     while faults.struck() == 0 {
-        assert!(!mounting.is_finished(), "the bucket is asked for a journal");
+        assert!(!mounting.is_finished(), "it comes to a journal");
         std::thread::sleep(Duration::from_millis(5));
     }
-    replace(&bucket.memory, other);
+    meanwhile();
     gate.open();
     mounting.join().expect("no panic")
+}
+
+/// The same, where the bucket becomes `other` when it is asked for a journal.
+fn mount_while_replaced(
+    bucket: &Bucket,
+    disk: &SimulatedDisk,
+    other: &MemoryStore,
+) -> Result<Host, MountingError> {
+    let meanwhile = || replace(&bucket.memory, other);
+    mount_while(bucket, disk, Operation::Head, false, meanwhile)
 }
 
 /// The last commit of the dead mount arrives while its spool is judged: it covers what is missing.
@@ -196,7 +246,7 @@ fn a_commit_that_arrives_meanwhile_covers_what_is_missing() {
     let file = files(&disk, ".journal+").remove(1);
     runtime().block_on(disk.remove(&file)).expect("removed");
     refused(&before, &disk, &key(&file));
-    let host = mount_while(&before, &disk, &bucket.memory).expect("nothing is missing");
+    let host = mount_while_replaced(&before, &disk, &bucket.memory).expect("nothing is missing");
     assert_eq!(whole(&host), "abc");
     assert!(host.assembled.spool_news().stranded.is_empty());
     host.finish().expect("unmounted");
@@ -212,7 +262,7 @@ fn a_session_that_ends_meanwhile_is_recovered_as_a_fenced_one() {
     let new_holder = after.host();
     new_holder.write("taken", 0, noise(4, 10));
     new_holder.finish().expect("left");
-    let host = mount_while(&bucket, &disk, &after.memory).expect("mounted");
+    let host = mount_while_replaced(&bucket, &disk, &after.memory).expect("mounted");
     assert_eq!(host.read("taken"), Some(noise(4, 10)));
     assert_eq!(whole(&host), "");
     let news = host.assembled.spool_news();

@@ -168,9 +168,12 @@ impl From<MountingError> for Failure {
 
 impl From<SpoolingError> for Failure {
     fn from(error: SpoolingError) -> Self {
-        let failure = Failure::new(error.to_string());
+        let mut failure = Failure::new(error.to_string());
+        if error.is_damage() {
+            failure = failure.code(Code::Damaged);
+        }
         match error.hint() {
-            Some(hint) => failure.code(Code::Damaged).hint(hint),
+            Some(hint) => failure.hint(hint),
             None => failure,
         }
     }

@@ -80,7 +80,7 @@ pub enum SpoolingError {
         /// The first damage.
         damage: String,
     },
-    /// A spool cannot be looked into, so what it has of acknowledged data is unknown.
+    /// A spool or a file in it cannot be read, so what it has of acknowledged data is unknown.
     #[error(
         "the spool {path} of {owner} may hold what was acknowledged, and cannot be read: \
          {why}; nothing of it was sent, and it stays as it is"
@@ -93,39 +93,88 @@ pub enum SpoolingError {
         /// The answer of the disk.
         why: String,
     },
+    /// This machine lacks something, so that a spool cannot be read now. That says nothing of the
+    /// data in it. No object of it was sent.
+    #[error(
+        "the spool {path} of {owner} may hold what was acknowledged, and this machine cannot read \
+         it now: {why}; that is no damage: nothing of it was sent, and it stays as it is"
+    )]
+    MachineCondition {
+        /// The spool.
+        path: String,
+        /// Its volume, or that its session is in the root no more.
+        owner: String,
+        /// The answer of the disk.
+        why: String,
+    },
+    /// The directory of spools cannot be listed, so it is unknown of which volumes there are any.
+    #[error(
+        "cannot list the spools that earlier mounts left in {path}, and they may hold what was \
+         acknowledged: {why}"
+    )]
+    Unlisted {
+        /// The directory.
+        path: String,
+        /// The answer of the disk.
+        why: String,
+    },
     /// The root could not be read.
     #[error(transparent)]
     Root(#[from] RootError),
 }
 
 impl SpoolingError {
-    /// Whether acknowledged data is damaged.
+    /// Returns the error for the spool `path` of `owner` that the disk answers with `source`.
+    pub(super) fn unread(path: String, owner: String, source: &SpoolError) -> Self {
+        let why = source.to_string();
+        match source.is_of_machine() {
+            true => Self::MachineCondition { path, owner, why },
+            false => Self::Unreadable { path, owner, why },
+        }
+    }
+
+    /// Whether acknowledged data is damaged, or cannot be read.
     pub fn is_damage(&self) -> bool {
-        let is_spool = |error: &ContentError| matches!(error, ContentError::Spool(damaged) if is_damaged(damaged));
         match self {
             Self::Damaged { .. } | Self::Unreadable { .. } => true,
-            Self::Replay { source, .. } => is_spool(source),
+            Self::Replay { source, .. } => {
+                matches!(source, ContentError::Spool(error) if is_damaged(error))
+            }
             _ => false,
         }
     }
 
     /// Returns a line of advice for the command line, if a user can do something.
     pub fn hint(&self) -> Option<&'static str> {
-        if let Self::Unreadable { .. } = self {
-            return Some(
-                "make the directory readable and try again; to go on without what it holds, give \
+        match self {
+            Self::Unreadable { .. } => Some(
+                "make it readable and try again; to go on without what it holds, give \
                  --accept-loss once (bkfs mount, put, copy or session end; mount -o accept_loss): \
                  the directory stays, and once it can be read a mount makes a snapshot of it",
-            );
+            ),
+            Self::MachineCondition { .. } => Some(
+                "give the machine what it lacks (a filesystem that can be written to, open files, \
+                 memory, room) and try again; nothing is lost, so there is no loss to accept",
+            ),
+            Self::Unlisted { .. } => Some(
+                "make the directory readable and try again; to go on without it, set \
+                 XDG_STATE_HOME to another directory, and keep this one: once it can be read, a \
+                 mount with it makes snapshots of what it holds",
+            ),
+            error => error.is_damage().then_some(
+                "bring the file back and try again; to go on without what it held and what \
+                 follows it, give --accept-loss once (bkfs mount, put, copy or session end; mount \
+                 -o accept_loss): what comes before it is carried out, and the spool is set aside",
+            ),
         }
-        self.is_damage().then_some(
-            "bring the file back and try again; to go on without what it held and what follows it, \
-             give --accept-loss once (bkfs mount, put, copy or session end; mount -o accept_loss): \
-             what comes before it is carried out, and the spool is set aside",
-        )
     }
 }
 
+/// Whether a spool's file is damaged or unreadable.
 fn is_damaged(error: &SpoolError) -> bool {
-    matches!(error, SpoolError::Damaged { .. })
+    match error {
+        SpoolError::Damaged { .. } => true,
+        SpoolError::Disk { .. } => !error.is_of_machine(),
+        _ => false,
+    }
 }

@@ -11,6 +11,7 @@
 //! other machine.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::io;
 
 use bkfs_store::entropy::Entropy;
@@ -58,12 +59,12 @@ impl SpoolPlace {
     /// Lists the directory, as seen from the machine of `here`; empty if it does not exist.
     ///
     /// # Errors
-    /// [`SpoolingError::Unusable`] if the directory cannot be read.
+    /// [`SpoolingError::Unlisted`] if the directory cannot be read.
     pub(super) async fn list(&self, here: &HolderInfo) -> Result<Listed, SpoolingError> {
         let listed = match self.disk.list(&self.root).await {
             Ok(listed) => listed,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(self.unusable(error)),
+            Err(error) => return Err(self.unlisted(&error)),
         };
         let mut found = Listed::default();
         for entry in listed {
@@ -82,7 +83,8 @@ impl SpoolPlace {
     /// exists.
     ///
     /// # Errors
-    /// [`SpoolingError::Unusable`] if the directory or the file cannot be made or read.
+    /// [`SpoolingError::Unlisted`] if the directory cannot be read; [`SpoolingError::Unusable`] if
+    /// it or the file cannot be made.
     pub(super) async fn identify(
         &self,
         here: &HolderInfo,
@@ -104,6 +106,14 @@ impl SpoolPlace {
         };
         make.await.map_err(|error| self.unusable(error))?;
         Ok(id)
+    }
+
+    /// Returns the error for a directory that cannot be listed.
+    pub(super) fn unlisted(&self, why: &dyn Display) -> SpoolingError {
+        SpoolingError::Unlisted {
+            path: self.root.display().to_string(),
+            why: why.to_string(),
+        }
     }
 
     fn unusable(&self, source: io::Error) -> SpoolingError {

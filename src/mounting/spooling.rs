@@ -66,8 +66,9 @@ impl SpoolPlace {
     /// in both.
     ///
     /// # Errors
-    /// `Damaged` if a spool of this volume is damaged and the loss is not accepted; errors of disk,
-    /// store and root.
+    /// `Damaged` or `Unreadable` if a spool of this volume is that and the loss is not accepted;
+    /// `MachineCondition` if the machine lacks something to read it; `Unlisted`;
+    /// errors of store and root.
     pub(super) async fn replay(
         &self,
         writing: &Writing,
@@ -104,7 +105,8 @@ impl SpoolPlace {
         news: &mut SpoolNews,
     ) -> Result<Vec<Brought>, SpoolingError> {
         let repository = &*writing.repository;
-        let found = leftovers(&self.disk, &self.root).await?;
+        let found = leftovers(&self.disk, &self.root).await;
+        let found = found.map_err(|error| self.unlisted(&error))?;
         if found.spools.is_empty() && found.unreadable.is_empty() {
             return Ok(Vec::new());
         }
@@ -144,7 +146,7 @@ impl SpoolPlace {
 ///
 /// # Errors
 /// [`SpoolingError::Unreadable`] if its session is in the root with the volume that is being taken,
-/// and the loss is not accepted.
+/// and the loss is not accepted; [`SpoolingError::MachineCondition`] whether it is accepted or not.
 fn pass_over(
     spool: &UnreadableSpool,
     session: Option<&Session>,
@@ -154,22 +156,21 @@ fn pass_over(
 ) -> Result<(), SpoolingError> {
     let volume = session.and_then(|session| session.volume.as_deref());
     let path = spool.directory.display().to_string();
-    let error = SpoolingError::Unreadable {
-        path: path.clone(),
-        owner: match volume {
-            Some(volume) => format!("volume {volume}"),
-            None => "a session that is in the root no more".to_owned(),
-        },
-        why: spool.source.to_string(),
+    let owner = match volume {
+        Some(volume) => format!("volume {volume}"),
+        None => "a session that is in the root no more".to_owned(),
     };
-    if volume == Some(writing.volume.as_str()) && !accepts_loss {
+    let error = SpoolingError::unread(path.clone(), owner, &spool.source);
+    if volume == Some(writing.volume.as_str()) && !is_accepted(&error, accepts_loss) {
         return Err(error);
     }
-    tracing::error!("{error}");
-    let why = error.to_string();
-    let bytes = 0;
-    news.stranded.push(Stranded { path, bytes, why });
+    leave(path, 0, &error, news);
     Ok(())
+}
+
+/// Returns whether a mount that `accepts_loss` goes on without a spool because of this error.
+fn is_accepted(error: &SpoolingError, accepts_loss: bool) -> bool {
+    accepts_loss && matches!(error, SpoolingError::Unreadable { .. })
 }
 
 /// A spool whose objects are in the bucket now.
@@ -183,8 +184,9 @@ pub(super) struct Brought {
     damage: Option<String>,
 }
 
-/// Brings the spool of a session that is in the root. Returns `None` if that session is of another
-/// volume and its spool is damaged or cannot be brought: it stays for a mount of that volume.
+/// Brings the spool of a session that is in the root. Returns `None` if it stays where it is, for a
+/// later mount: it cannot be read and that loss is accepted, or the session is of another volume
+/// and its spool is damaged or cannot be brought.
 async fn bring_one(
     left: Leftover,
     session: &Session,
@@ -193,56 +195,34 @@ async fn bring_one(
     news: &mut SpoolNews,
 ) -> Result<Option<Brought>, SpoolingError> {
     let repository = &*writing.repository;
-    let path = left.directory().display().to_string();
-    let volume = session.volume.clone().unwrap_or_default();
+    let volume = session.volume.as_deref().unwrap_or_default();
     let is_ours = volume == writing.volume;
-    let mut covered = Covered::of(session);
-    let Survey {
-        objects,
-        last,
-        damage,
-    } = loop {
-        let found = match survey_aloud(&left, repository, covered).await {
-            Err(error) if !is_ours => {
-                leave(&left, &error, news);
-                return Ok(None);
-            }
-            found => found?,
-        };
-        if found.damage.is_none() {
-            break found;
-        }
-        // The bucket is asked after the root was read: a commit since then covers journals, and
-        // deletes them.
-        let view = repository.handle.refresh().await?;
-        match view.root.sessions.get(&SessionId(left.session())) {
-            None => {
-                rescue(left, writing, accepts_loss, news).await;
-                return Ok(None);
-            }
-            Some(session) if Covered::of(session) != covered => covered = Covered::of(session),
-            Some(_) => break found,
-        }
+    let (path, bytes) = (left.directory().display().to_string(), left.bytes());
+    let judged = match judge(&left, session, repository).await {
+        Ok(judged) => judge_loss(judged, &path, volume, is_ours && accepts_loss),
+        Err(error) => Err(error),
     };
-    let damage = damage.map(|damage| damage.to_string());
-    if let Some(damage) = &damage {
-        let error = SpoolingError::Damaged {
-            path: path.clone(),
-            volume,
-            damage: damage.clone(),
-        };
-        if !is_ours {
-            leave(&left, &error, news);
+    let survey = match judged {
+        Ok(Some(survey)) => survey,
+        Ok(None) => {
+            rescue(left, writing, accepts_loss, news).await;
             return Ok(None);
         }
-        if !accepts_loss {
-            return Err(error);
+        Err(error) if !is_ours || is_accepted(&error, accepts_loss) => {
+            leave(path, bytes, &error, news);
+            return Ok(None);
         }
-    }
-    if let Err(source) = bring(&left, &objects, repository).await {
-        let error = SpoolingError::Replay { path, source };
+        Err(error) => return Err(error),
+    };
+    let damage = survey.damage.map(|damage| damage.to_string());
+    let last = survey.last;
+    if let Err(source) = bring(&left, &survey.objects, repository).await {
+        let error = SpoolingError::Replay {
+            path: path.clone(),
+            source,
+        };
         if !is_ours {
-            leave(&left, &error, news);
+            leave(path, bytes, &error, news);
             return Ok(None);
         }
         return Err(error);
@@ -260,14 +240,65 @@ async fn bring_one(
     }))
 }
 
+/// Judges the spool of a session that was `session` in the root. Returns `None` if the session has
+/// left the root meanwhile.
+///
+/// The bucket is asked after the root was read: a commit since then covers journals, and deletes
+/// them. So what looks damaged is judged again if the root says that commits cover more.
+///
+/// # Errors
+/// Errors of disk, store and root.
+async fn judge<'a>(
+    left: &'a Leftover,
+    session: &Session,
+    repository: &Repository,
+) -> Result<Option<Survey<'a>>, SpoolingError> {
+    let volume = session.volume.clone().unwrap_or_default();
+    let path = left.directory().display().to_string();
+    let mut covered = Covered::of(session);
+    loop {
+        let found = match survey_aloud(left, repository, covered).await {
+            Err(SpoolingError::Spool(source)) => {
+                let owner = format!("volume {volume}");
+                return Err(SpoolingError::unread(path, owner, &source));
+            }
+            found => found?,
+        };
+        if found.damage.is_none() {
+            return Ok(Some(found));
+        }
+        let view = repository.handle.refresh().await?;
+        match view.root.sessions.get(&SessionId(left.session())) {
+            None => return Ok(None),
+            Some(session) if Covered::of(session) != covered => covered = Covered::of(session),
+            Some(_) => return Ok(Some(found)),
+        }
+    }
+}
+
+/// Refuses a survey that has found damage, unless its loss is accepted.
+fn judge_loss<'a>(
+    survey: Option<Survey<'a>>,
+    path: &str,
+    volume: &str,
+    accepts_loss: bool,
+) -> Result<Option<Survey<'a>>, SpoolingError> {
+    let damage = survey.as_ref().and_then(|survey| survey.damage.as_ref());
+    match damage {
+        Some(damage) if !accepts_loss => Err(SpoolingError::Damaged {
+            path: path.to_owned(),
+            volume: volume.to_owned(),
+            damage: damage.to_string(),
+        }),
+        _ => Ok(survey),
+    }
+}
+
 /// Leaves a spool where it is, and reports why.
-fn leave(left: &Leftover, error: &SpoolingError, news: &mut SpoolNews) {
+fn leave(path: String, bytes: u64, error: &SpoolingError, news: &mut SpoolNews) {
     tracing::error!("{error}");
-    news.stranded.push(Stranded {
-        path: left.directory().display().to_string(),
-        bytes: left.bytes(),
-        why: error.to_string(),
-    });
+    let why = error.to_string();
+    news.stranded.push(Stranded { path, bytes, why });
 }
 
 /// Makes a snapshot of the rest of a session that another machine has ended. A failure delays no

@@ -30,4 +30,5 @@ mod scattered;
 mod stalls;
 mod surveyed;
 mod sweeping;
+mod unread;
 mod windows;

@@ -68,8 +68,10 @@ pub fn object(disk: &SimulatedDisk, file: &Path) -> Bytes {
     runtime().block_on(async {
         let listed = disk.list(file.parent().expect("a directory")).await;
         let listed = listed.expect("listed");
-        let entry = listed.iter().find(|entry| file.ends_with(&entry.name));
-        let length = entry.expect("it is there").bytes as usize - TRAILER_BYTES;
+        let mut listed = listed.into_iter();
+        let entry = listed.find(|entry| file.ends_with(&entry.name));
+        let data = entry.expect("it is there").data.expect("known");
+        let length = data.bytes as usize - TRAILER_BYTES;
         disk.read(file, 0, length).await.expect("read")
     })
 }

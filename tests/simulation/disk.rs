@@ -144,8 +144,11 @@ impl HostDisk {
             return Ok(());
         }
         let listed = self.disk.list(path.parent().unwrap_or(path)).await?;
-        let is_it = |entry: &&DiskEntry| path.ends_with(&entry.name);
-        let length = listed.iter().find(is_it).map_or(0, |entry| entry.bytes);
+        let is_it = |entry: &DiskEntry| path.ends_with(&entry.name);
+        let length = match listed.into_iter().find(is_it) {
+            Some(entry) => entry.data?.bytes,
+            None => 0,
+        };
         let bytes = self.disk.read(path, 0, length as usize).await?;
         self.ghosts.lock().insert(path.to_owned(), bytes);
         self.disk.remove(path).await

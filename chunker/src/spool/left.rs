@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bkfs_store::disk::{Disk, DiskLock};
+use bkfs_store::disk::{Disk, DiskEntry, DiskLock};
 use bytes::Bytes;
 
 use super::{LOCK, SpoolError, file, read_object, remove_directory};
@@ -53,51 +53,71 @@ impl LeftObject {
 pub struct Leftovers {
     /// The spools that no process holds, by session.
     pub spools: Vec<Leftover>,
-    /// Spools that cannot be locked or listed: what is in them is unknown.
+    /// Spools that cannot be looked into: what is in them is unknown.
     pub unreadable: Vec<UnreadableSpool>,
 }
 
-/// A spool that cannot be locked or listed.
+/// A spool that cannot be locked or listed, or has a file that the disk does not let be looked at.
 #[derive(Debug)]
 pub struct UnreadableSpool {
     /// The session.
     pub session: u64,
     /// Its directory.
     pub directory: PathBuf,
-    /// The answer of the disk.
-    pub source: io::Error,
+    /// The answer of the disk, with the file or directory.
+    pub source: SpoolError,
 }
 
 /// Returns all spools below `root` that no process holds. Without `root` there are none.
 ///
+/// Another process of this machine may remove or rename a spool between the listing and the
+/// opening. So what is not there when it is opened is looked for twice: it is gone if a second
+/// listing does not show it, and unreadable if it is listed and not there again.
+///
 /// # Errors
-/// `root` cannot be read.
+/// `root` cannot be listed.
 pub async fn leftovers(disk: &Arc<dyn Disk>, root: &Path) -> Result<Leftovers, SpoolError> {
     let mut found = Leftovers::default();
-    let listed = match disk.list(root).await {
-        Ok(listed) => listed,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
-        Err(error) => return Err(SpoolError::disk(root, error)),
-    };
-    for entry in listed.into_iter().filter(|entry| entry.is_directory) {
-        let Some(session) = parse_session(&entry.name) else {
-            continue;
-        };
-        let directory = root.join(&entry.name);
-        match open(disk, session, &directory).await {
-            Ok(leftover) => found.spools.extend(leftover),
-            // Its mount, or another one that has brought it, has removed it since the listing.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => found.unreadable.push(UnreadableSpool {
-                session,
-                directory,
-                source,
-            }),
+    let mut listed = sessions(&**disk, root).await?;
+    for is_last in [false, true] {
+        let mut absent = Vec::new();
+        for (session, entry) in listed {
+            let directory = root.join(&entry.name);
+            let opened = match entry.data {
+                Ok(data) if !data.is_directory => continue,
+                Ok(_) => open(disk, session, &directory).await,
+                Err(error) => Err(SpoolError::disk(&directory, error)),
+            };
+            match opened {
+                Ok(leftover) => found.spools.extend(leftover),
+                Err(error) if error.is_absence() && !is_last => absent.push(session),
+                Err(source) => found.unreadable.push(UnreadableSpool {
+                    session,
+                    directory,
+                    source,
+                }),
+            }
         }
+        if absent.is_empty() {
+            break;
+        }
+        listed = sessions(&**disk, root).await?;
+        listed.retain(|(session, _)| absent.contains(session));
     }
     found.spools.sort_by_key(|leftover| leftover.session);
     found.unreadable.sort_by_key(|spool| spool.session);
     Ok(found)
+}
+
+/// Lists what has the name of a session.
+async fn sessions(disk: &dyn Disk, root: &Path) -> Result<Vec<(u64, DiskEntry)>, SpoolError> {
+    let listed = match disk.list(root).await {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        listed => listed.map_err(|error| SpoolError::disk(root, error))?,
+    };
+    let sessions = listed.into_iter();
+    let sessions = sessions.filter_map(|entry| Some((parse_session(&entry.name)?, entry)));
+    Ok(sessions.collect())
 }
 
 fn parse_session(name: &str) -> Option<u64> {
@@ -109,14 +129,18 @@ async fn open(
     disk: &Arc<dyn Disk>,
     session: u64,
     directory: &Path,
-) -> io::Result<Option<Leftover>> {
-    let Some(lock) = disk.lock(&directory.join(LOCK)).await? else {
+) -> Result<Option<Leftover>, SpoolError> {
+    let lock = directory.join(LOCK);
+    let locked = disk.lock(&lock).await;
+    let Some(lock) = locked.map_err(|error| SpoolError::disk(&lock, error))? else {
         return Ok(None);
     };
+    let listed = disk.list(directory).await;
+    let listed = listed.map_err(|error| SpoolError::disk(directory, error))?;
     let mut numbered = Vec::new();
     let mut unfinished = Vec::new();
     let mut is_incomplete = false;
-    for entry in disk.list(directory).await? {
+    for entry in listed {
         let path = directory.join(&entry.name);
         if file::is_unfinished(&entry.name) {
             unfinished.push(path);
@@ -126,11 +150,17 @@ async fn open(
         let Some((number, key)) = file::parse(&entry.name) else {
             continue;
         };
+        let file_bytes = match entry.data {
+            Ok(data) => data.bytes,
+            // Too short for an object, so it counts as damaged.
+            Err(error) if is_rot(&error) => 0,
+            Err(error) => return Err(SpoolError::disk(&path, error)),
+        };
         let object = LeftObject {
             key,
-            length: entry.bytes.saturating_sub(file::TRAILER_BYTES as u64),
+            length: file_bytes.saturating_sub(file::TRAILER_BYTES as u64),
             path,
-            file_bytes: entry.bytes,
+            file_bytes,
         };
         numbered.push((number, object));
     }
@@ -179,7 +209,7 @@ impl Leftover {
     /// Reads an object; `None` if it is damaged.
     ///
     /// # Errors
-    /// `Disk` if the disk fails.
+    /// `Disk` if the disk does not let the file be read, and not because it is rotten.
     pub async fn read(&self, object: &LeftObject) -> Result<Option<Bytes>, SpoolError> {
         let bytes = object.file_bytes;
         if bytes < file::TRAILER_BYTES as u64 || object.length > file::OBJECT_BYTES_MAX {

@@ -89,6 +89,28 @@ impl SpoolError {
         }
     }
 
+    /// Whether the disk refused because the machine lacks something: the right to write to the
+    /// filesystem, open files, locks, memory or room. That says nothing of what a file holds.
+    pub fn is_of_machine(&self) -> bool {
+        let kinds = [
+            io::ErrorKind::ReadOnlyFilesystem,
+            io::ErrorKind::OutOfMemory,
+            io::ErrorKind::StorageFull,
+            io::ErrorKind::QuotaExceeded,
+        ];
+        let numbers = [libc::EMFILE, libc::ENFILE, libc::ENOLCK];
+        let Self::Disk { source, .. } = self else {
+            return false;
+        };
+        let number = source.raw_os_error();
+        kinds.contains(&source.kind()) || number.is_some_and(|number| numbers.contains(&number))
+    }
+
+    /// Whether there is no such file or directory.
+    fn is_absence(&self) -> bool {
+        matches!(self, Self::Disk { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
     /// Whether the disk may have room later.
     fn is_full_disk(&self) -> bool {
         let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];

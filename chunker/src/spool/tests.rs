@@ -444,6 +444,88 @@ async fn the_real_disk_keeps_and_finds_it_too() {
     );
 }
 
+/// A dead session's spool with one object, on a disk that its process has left.
+async fn dead_spool() -> (SimulatedDisk, Arc<dyn Disk>, PathBuf) {
+    let disk = SimulatedDisk::new();
+    let spool = create(&disk, 1).await;
+    let kept = spool.put("data/00/a", &[noise(1, 10)]).await;
+    let path = kept.expect("fits").path.clone();
+    disk.kill();
+    (disk.clone(), Arc::new(disk), path)
+}
+
+/// Another process may remove a spool between its listing and its opening.
+#[test]
+fn a_spool_that_is_listed_and_not_there_is_looked_for_twice() {
+    run(async {
+        let (disk, shared, path) = dead_spool().await;
+        let directory = path.parent().expect("a directory");
+        disk.vanish(directory);
+        let found = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
+        assert!(found.spools.is_empty() && found.unreadable.is_empty());
+        for (operation, refused) in [
+            (DiskOperation::Lock, directory.join(LOCK)),
+            (DiskOperation::List, directory.to_owned()),
+            (DiskOperation::Stat, directory.to_owned()),
+            (DiskOperation::Stat, path.clone()),
+        ] {
+            let (disk, shared, _) = dead_spool().await;
+            disk.refuse(operation, &refused, libc::ENOENT);
+            let found = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
+            assert!(found.spools.is_empty(), "{operation:?}");
+            let [unreadable] = &found.unreadable[..] else {
+                panic!("{operation:?}: {found:?}");
+            };
+            assert_eq!(unreadable.session, 1);
+            let told = unreadable.source.to_string();
+            assert!(told.contains(&refused.display().to_string()), "{told}");
+        }
+    });
+}
+
+/// One that cannot be looked at does not hide the others.
+#[test]
+fn an_unreadable_spool_hides_no_other() {
+    run(async {
+        let (disk, shared, path) = dead_spool().await;
+        let other = create(&disk, 2).await;
+        other.put("data/00/b", &[noise(2, 10)]).await.expect("fits");
+        disk.kill();
+        let directory = path.parent().expect("a directory");
+        disk.refuse(DiskOperation::Stat, directory, libc::EIO);
+        let found = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
+        let spools: Vec<u64> = found.spools.iter().map(Leftover::session).collect();
+        assert_eq!(spools, [2]);
+        let unreadable: Vec<u64> = found.unreadable.iter().map(|one| one.session).collect();
+        assert_eq!(unreadable, [1]);
+    });
+}
+
+/// What the machine lacks for a while says nothing of a file.
+#[test]
+fn a_condition_of_the_machine_is_neither_rot_nor_a_refusal_of_the_file() {
+    let is_of_machine = |number| {
+        let source = std::io::Error::from_raw_os_error(number);
+        SpoolError::disk(Path::new("file"), source).is_of_machine()
+    };
+    for number in [
+        libc::EROFS,
+        libc::EMFILE,
+        libc::ENFILE,
+        libc::ENOMEM,
+        libc::ENOLCK,
+        libc::ENOSPC,
+        libc::EDQUOT,
+    ] {
+        assert!(is_of_machine(number), "{number}");
+        let source = std::io::Error::from_raw_os_error(number);
+        assert!(!super::left::is_rot(&source), "{number}");
+    }
+    for number in [libc::EIO, libc::EACCES, libc::ENOENT, libc::EUCLEAN] {
+        assert!(!is_of_machine(number), "{number}");
+    }
+}
+
 /// Filesystems with checksums answer a read of rotten bytes with an error.
 #[test]
 fn an_error_that_stands_for_rot_counts_as_damage() {

@@ -18,10 +18,17 @@ use rustix::io::Errno;
 pub type DiskLock = Box<dyn Debug + Send + Sync>;
 
 /// An entry of a directory.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct DiskEntry {
     /// Its name in the directory.
     pub name: String,
+    /// What it is, or why the disk does not say that. It may have been removed since the listing.
+    pub data: io::Result<EntryData>,
+}
+
+/// What an entry of a directory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryData {
     /// Its length in bytes; meaningless for a directory.
     pub bytes: u64,
     /// Whether it is a directory.
@@ -45,7 +52,8 @@ pub trait Disk: Send + Sync + Debug + 'static {
     /// error of the disk.
     async fn make_directory(&self, path: &Path) -> io::Result<()>;
 
-    /// Lists a directory, in no order. Names that are not UTF-8 are left out.
+    /// Lists a directory, in no order. Names that are not UTF-8 are left out. An entry that cannot
+    /// be looked at is listed with that error.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if there is no such directory; otherwise the error of the disk.
@@ -205,15 +213,11 @@ fn list(directory: &Path) -> io::Result<Vec<DiskEntry>> {
         let Ok(name) = entry.file_name().into_string() else {
             continue;
         };
-        match entry.metadata() {
-            Ok(data) => entries.push(DiskEntry {
-                name,
-                bytes: data.len(),
-                is_directory: data.is_dir(),
-            }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+        let data = entry.metadata().map(|data| EntryData {
+            bytes: data.len(),
+            is_directory: data.is_dir(),
+        });
+        entries.push(DiskEntry { name, data });
     }
     Ok(entries)
 }
@@ -292,6 +296,41 @@ mod tests {
             taken.expect_err("is there").kind(),
             io::ErrorKind::AlreadyExists
         );
+    }
+
+    /// A directory may be listed by one who may not look at what is in it. Here, root has given
+    /// up the right to do so, in a thread of its own.
+    #[test]
+    fn what_cannot_be_looked_at_hides_nothing_else() {
+        use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+        let directory = tempfile::tempdir().expect("a directory");
+        let place = directory.path().join("place");
+        fs::create_dir(&place).expect("made");
+        fs::write(place.join("file"), b"abc").expect("written");
+        let look = |mode: u32| {
+            fs::set_permissions(&place, fs::Permissions::from_mode(mode)).expect("chmod");
+            let looking = std::thread::scope(|scope| {
+                let thread = scope.spawn(|| {
+                    let mut held = capabilities(None).expect("known");
+                    held.effective -= CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+                    set_capabilities(None, held).expect("given up");
+                    list(&place)
+                });
+                thread.join().expect("no panic")
+            });
+            let mut listed = looking.expect("listed");
+            let entry = listed.pop().expect("one");
+            assert!(listed.is_empty() && entry.name == "file");
+            entry.data
+        };
+        let file = EntryData {
+            bytes: 3,
+            is_directory: false,
+        };
+        assert_eq!(look(0o700).expect("may be looked at"), file);
+        let refused = look(0o400).expect_err("may not");
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        fs::set_permissions(&place, fs::Permissions::from_mode(0o700)).expect("chmod");
     }
 
     #[tokio::test]

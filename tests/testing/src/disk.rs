@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bkfs_store::disk::{Disk, DiskEntry, DiskLock};
+use bkfs_store::disk::{Disk, DiskEntry, DiskLock, EntryData};
 use bkfs_store::entropy::{Entropy, number};
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
@@ -30,6 +30,12 @@ pub enum DiskOperation {
     Read,
     /// [`Disk::remove`].
     Remove,
+    /// [`Disk::list`].
+    List,
+    /// What [`Disk::list`] says of one entry.
+    Stat,
+    /// [`Disk::lock`].
+    Lock,
 }
 
 /// A disk in memory. Clones share one disk.
@@ -49,6 +55,10 @@ struct SimulatedState {
     failures: Vec<(DiskOperation, u64, io::ErrorKind)>,
     /// Directories that cannot be listed, and whose locks cannot be taken.
     closed: BTreeMap<PathBuf, io::ErrorKind>,
+    /// Files and directories whose operations fail with an error number.
+    refused: BTreeMap<(DiskOperation, PathBuf), i32>,
+    /// Directories that vanish when one of them is to be locked.
+    vanishing: BTreeSet<PathBuf>,
     struck: u64,
     /// True if flushes are acknowledged and not carried out.
     lies: bool,
@@ -100,11 +110,24 @@ impl SimulatedDisk {
         state.closed.insert(directory.to_owned(), error);
     }
 
+    /// From now on, this operation on this file or directory fails with this error number. Of
+    /// operations, `List`, `Stat`, `Lock` and `Read` can be refused.
+    pub fn refuse(&self, operation: DiskOperation, path: &Path, number: i32) {
+        let mut state = self.0.lock();
+        state.refused.insert((operation, path.to_owned()), number);
+    }
+
+    /// Another process removes this directory when a file in it is to be locked.
+    pub fn vanish(&self, directory: &Path) {
+        self.0.lock().vanishing.insert(directory.to_owned());
+    }
+
     /// Cancels all planned failures, closed directories, and the bound of the size.
     pub fn heal(&self) {
         let mut state = self.0.lock();
         state.failures.clear();
         state.closed.clear();
+        state.refused.clear();
         state.capacity_bytes = None;
     }
 
@@ -195,6 +218,24 @@ impl SimulatedDisk {
     }
 }
 
+impl SimulatedState {
+    /// Returns the planned answer to an operation on this path.
+    fn answer(&self, operation: DiskOperation, path: &Path) -> io::Result<()> {
+        match self.refused.get(&(operation, path.to_owned())) {
+            Some(number) => Err(io::Error::from_raw_os_error(*number)),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes a directory that is to vanish, with all that is in it.
+    fn let_vanish(&mut self, directory: &Path) {
+        if self.vanishing.remove(directory) {
+            self.directories.remove(directory);
+            self.files.retain(|path, _| !path.starts_with(directory));
+        }
+    }
+}
+
 /// Returns the remains of unflushed bytes after a crash: a beginning, or all of them with a hole.
 fn tear(bytes: &Bytes, entropy: &dyn Entropy) -> Bytes {
     let length = bytes.len().max(1);
@@ -231,23 +272,29 @@ impl Disk for SimulatedDisk {
         if let Some(error) = state.closed.get(directory) {
             return Err(io::Error::new(*error, "a directory that was closed"));
         }
+        state.answer(DiskOperation::List, directory)?;
         let name = |path: &PathBuf| {
             let is_here = path.parent() == Some(directory);
             let name = path.file_name().filter(|_| is_here)?;
             Some(name.to_string_lossy().into_owned())
         };
+        let data = |path: &PathBuf, bytes, is_directory| {
+            let answer = state.answer(DiskOperation::Stat, path);
+            answer.map(|()| EntryData {
+                bytes,
+                is_directory,
+            })
+        };
         let directories = state.directories.iter().filter_map(|path| {
             Some(DiskEntry {
                 name: name(path)?,
-                bytes: 0,
-                is_directory: true,
+                data: data(path, 0, true),
             })
         });
         let files = state.files.iter().filter_map(|(path, file)| {
             Some(DiskEntry {
                 name: name(path)?,
-                bytes: file.bytes.len() as u64,
-                is_directory: false,
+                data: data(path, file.bytes.len() as u64, false),
             })
         });
         Ok(directories.chain(files).collect())
@@ -349,6 +396,7 @@ impl Disk for SimulatedDisk {
     async fn read(&self, path: &Path, offset: u64, length: usize) -> io::Result<Bytes> {
         self.meet(DiskOperation::Read)?;
         let state = self.0.lock();
+        state.answer(DiskOperation::Read, path)?;
         let file = state.files.get(path).ok_or(io::ErrorKind::NotFound)?;
         let start = offset as usize;
         let end = start.saturating_add(length);
@@ -381,6 +429,8 @@ impl Disk for SimulatedDisk {
     async fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>> {
         let mut state = self.0.lock();
         let parent = path.parent().unwrap_or(Path::new("/"));
+        state.let_vanish(parent);
+        state.answer(DiskOperation::Lock, path)?;
         if !state.directories.contains(parent) {
             return Err(io::ErrorKind::NotFound.into());
         }

@@ -118,6 +118,21 @@ pub enum SpoolingError {
         /// The answer of the disk.
         why: String,
     },
+    /// Commits of a session went on while its spool was judged, so it is not known what of it they
+    /// cover. No object of it was sent.
+    #[error(
+        "the spool {path} of volume {volume} lacks something that a commit may cover, and commits \
+         of its session arrived each of the {looks} times that bkfs looked: is there a copy of \
+         this machine? bkfs sent nothing of it, and left it unchanged; try again"
+    )]
+    Unsettled {
+        /// The spool.
+        path: String,
+        /// The volume of its session.
+        volume: String,
+        /// How often the spool and the root were read.
+        looks: u32,
+    },
     /// The root could not be read.
     #[error(transparent)]
     Root(#[from] RootError),

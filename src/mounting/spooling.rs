@@ -25,6 +25,7 @@ use crate::mounting::spool_place::SpoolPlace;
 use crate::mounting::survey::{Survey, SurveyProgress, survey};
 use crate::mounting::writing::Writing;
 use crate::repository::Repository;
+use crate::root::ended_sessions::LOOKS_MAX;
 use crate::root::gap::Gap;
 use crate::root::kept::Covered;
 use crate::root::session::{KnownSpools, OpenSession};
@@ -67,7 +68,7 @@ impl SpoolPlace {
     ///
     /// # Errors
     /// `Damaged` or `Unreadable` if a spool of this volume is that and the loss is not accepted;
-    /// `MachineCondition` if the machine lacks something to read it; `Unlisted`;
+    /// `MachineCondition` if the machine lacks something to read it; `Unlisted`; `Unsettled`;
     /// errors of store and root.
     pub(super) async fn replay(
         &self,
@@ -244,10 +245,12 @@ async fn bring_one(
 /// left the root meanwhile.
 ///
 /// The bucket is asked after the root was read: a commit since then covers journals, and deletes
-/// them. So what looks damaged is judged again if the root says that commits cover more.
+/// them. So what looks damaged is judged again if the root says that commits cover more. The
+/// session's process is dead and has at most one commit on its way. Only a copy of the machine can
+/// go on committing, and is not waited for.
 ///
 /// # Errors
-/// Errors of disk, store and root.
+/// [`SpoolingError::Unsettled`] if commits covered more each time; errors of disk, store and root.
 async fn judge<'a>(
     left: &'a Leftover,
     session: &Session,
@@ -256,7 +259,7 @@ async fn judge<'a>(
     let volume = session.volume.clone().unwrap_or_default();
     let path = left.directory().display().to_string();
     let mut covered = Covered::of(session);
-    loop {
+    for _ in 0..LOOKS_MAX {
         let found = match survey_aloud(left, repository, covered).await {
             Err(SpoolingError::Spool(source)) => {
                 let owner = format!("volume {volume}");
@@ -274,6 +277,11 @@ async fn judge<'a>(
             Some(_) => return Ok(Some(found)),
         }
     }
+    Err(SpoolingError::Unsettled {
+        path,
+        volume,
+        looks: LOOKS_MAX,
+    })
 }
 
 /// Refuses a survey that has found damage, unless its loss is accepted.

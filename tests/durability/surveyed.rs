@@ -8,9 +8,11 @@ use std::time::Duration;
 use bkfs::mounting::error::{MountingError, SpoolingError};
 use bkfs::mounting::settings::Settings;
 use bkfs_store::disk::Disk;
-use bkfs_store::{MemoryStore, Operation, Store, StoreErrorKind};
+use bkfs_store::{Layer, MemoryStore, Operation, Store, StoreError, StoreErrorKind, Version};
 use bkfs_testing::disk::{DiskOperation, SimulatedDisk};
 use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
+use bytes::Bytes;
+use parking_lot::Mutex;
 
 use crate::host::{Bucket, Host, noise, runtime};
 use crate::recovery_bases::read_in;
@@ -308,4 +310,75 @@ fn a_spool_of_another_volume_that_cannot_be_brought_stays() {
         assert_eq!(whole(&host), "abc");
         host.finish().expect("unmounted");
     }
+}
+
+/// A store where a commit of the dead session has arrived each time that the root is read.
+#[derive(Debug)]
+struct Moving {
+    bucket: Arc<MemoryStore>,
+    /// What the root becomes, the next one last.
+    roots: Mutex<Vec<Bytes>>,
+}
+
+#[async_trait::async_trait]
+impl Layer for Moving {
+    fn below(&self) -> &dyn Store {
+        &*self.bucket
+    }
+
+    async fn get_if_changed(
+        &self,
+        key: &str,
+        known: &Version,
+    ) -> Result<Option<(Bytes, Version)>, StoreError> {
+        let next = (key == "root").then(|| self.roots.lock().pop());
+        if let Some(root) = next.flatten() {
+            self.bucket.put(key, vec![root]).await?;
+        }
+        self.bucket.get_if_changed(key, known).await
+    }
+}
+
+/// A copy of the machine goes on committing: no mount waits for its end.
+#[test]
+fn a_spool_whose_cover_moves_all_the_time_is_not_judged_forever() {
+    const COMMITS: usize = 40;
+    let mut roots = Vec::new();
+    let (bucket, disk) = dead_after(|bucket, host| {
+        for number in 0..COMMITS {
+            host.write("before", 0, noise(number as u64, 10));
+            host.fsync().expect("acknowledged");
+            host.run(host.volume().commit()).expect("committed");
+            let (root, _) = runtime().block_on(bucket.memory.get("root")).expect("read");
+            roots.push(root);
+        }
+    });
+    let lost = files(&disk, ".journal+").remove(1);
+    runtime().block_on(disk.remove(&lost)).expect("removed");
+    let kept = disk.paths();
+    roots.reverse();
+    let first = roots.pop().expect("one");
+    let put = runtime().block_on(bucket.memory.put("root", vec![first]));
+    put.expect("put");
+    let store = Arc::new(Moving {
+        bucket: bucket.memory.clone(),
+        roots: Mutex::new(roots),
+    });
+    let there = sent(&bucket);
+    let mounted = Host::spooling_through(store.clone(), &disk, Settings::default());
+    match mounted.map(|_| ()) {
+        Err(MountingError::Spool(error @ SpoolingError::Unsettled { .. })) => {
+            assert!(!error.is_damage(), "nothing is known to be lost");
+            let told = error.to_string();
+            let directory = spool(&disk).display().to_string();
+            assert!(told.contains(&directory), "{told}");
+            assert!(told.contains("volume main"), "{told}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let left = store.roots.lock().len();
+    assert!((1..COMMITS - 2).contains(&left), "{left} more would follow");
+    assert_eq!(sent(&bucket), there, "nothing was sent");
+    let is_kept = |path: &PathBuf| disk.paths().contains(path);
+    assert!(kept.iter().all(is_kept), "nothing was removed");
 }

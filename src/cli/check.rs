@@ -174,6 +174,7 @@ async fn mend(
 ) -> Result<(Report, Healed), RootError> {
     let (store, keyring) = (&bare.store, &bare.keyring);
     let mut all = Healed::default();
+    let mut is_changed = false;
     for _ in 0..REPAIRS_MAX {
         let (findings, plan) = repair::plan(store, keyring, options).await?;
         let is_planned = !plan.is_empty();
@@ -184,7 +185,12 @@ async fn mend(
             for step in &plan.steps {
                 output.remark(format_args!("repair: {step}"));
             }
-            repair::execute(store, keyring, options, &findings, plan).await?;
+            let done = repair::execute(store, keyring, options, &findings, plan).await;
+            done.map_err(|error| match is_changed {
+                true => error.after_changes(),
+                false => error,
+            })?;
+            is_changed = true;
         }
         let healed = match from {
             Some(from) => heal(store, keyring, options, &findings, from).await?,
@@ -193,6 +199,7 @@ async fn mend(
         if !healed.is_nothing() {
             output.remark(format_args!("repair: {}", brought_back(&healed)));
             all.add(&healed);
+            is_changed = true;
         } else if !is_planned {
             for remark in &remarks {
                 output.remark(remark);

@@ -380,9 +380,15 @@ fn plan_quarantine(findings: &Findings, plan: &mut RepairPlan) {
 
 /// Does what was planned, unless something that it gives up can be read now.
 ///
+/// Between the last look at that and the first change there is no request to the store. Only the
+/// renewal of condemned packs comes before the last look: it may take minutes, and gives nothing
+/// up.
+///
+/// Cancel safety: dropped, it leaves some of the steps done. The next repair finds the rest.
+///
 /// # Errors
-/// [`RootError::NoLongerLost`], before anything is changed; store errors, and those of a session's
-/// entry; [`RootError::OutcomeUnknown`]. Doing it again is safe.
+/// [`RootError::NoLongerLost`], which says whether anything was changed before; store errors, and
+/// those of a session's entry; [`RootError::OutcomeUnknown`]. Doing it again is safe.
 pub async fn execute(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
@@ -390,35 +396,52 @@ pub async fn execute(
     findings: &Findings,
     plan: RepairPlan,
 ) -> Result<(), RootError> {
-    require_lost(store, keyring, options, findings, &plan).await?;
+    // This may wait for the store for minutes.
     probe(&**store, &*options.entropy, &options.policy).await?;
-    match plan.root.clone() {
-        Some(root) => write_root(store, keyring, options, findings, plan, root).await,
-        None => {
-            set_aside(&**store, &plan.set_aside).await?;
-            if let Some(sent) = options.memory.as_ref().and_then(|memory| memory.sent()) {
-                for (session, to) in &plan.given_up {
-                    sent.lower(*session, *to).await;
-                }
-            }
-            let (renewed, rebuilt) = (plan.renewed.clone(), plan.rebuilt());
-            let abandoned = plan.abandoned.clone();
-            let renew = anew::renew(store, keyring, options, findings, &renewed, rebuilt);
-            if plan.lost_lists.is_empty() {
-                mend_planned(store, keyring, findings, plan, Closed::default()).await?;
-                abandon::remember(options, keyring, abandoned).await;
-                return renew.await.map(drop);
-            }
-            // What the lists name from then on is in live packs (rule 3), unless that was not to be
-            // found out: the entries say so.
-            let closed = renew.await?;
-            // Minutes may have passed since the last look.
-            require_still_lost(store, keyring, options, findings, &plan).await?;
-            mend_planned(store, keyring, findings, plan, closed).await?;
-            abandon::remember(options, keyring, abandoned).await;
-            Ok(())
+    if let Some(root) = plan.root.clone() {
+        return write_root(store, keyring, options, findings, plan, root).await;
+    }
+    let (renewed, rebuilt) = (plan.renewed.clone(), plan.rebuilt());
+    let abandoned = plan.abandoned.clone();
+    let is_renewed = !renewed.is_empty();
+    let renew = anew::renew(store, keyring, options, findings, &renewed, rebuilt);
+    if plan.lost_lists.is_empty() {
+        require_lost(store, keyring, options, findings, &plan).await?;
+        give_journals_up(store, options, &plan).await?;
+        mend_planned(store, keyring, findings, plan, Closed::default()).await?;
+        abandon::remember(options, keyring, abandoned).await;
+        return renew.await.map(drop);
+    }
+    if is_renewed {
+        require_lost(store, keyring, options, findings, &plan).await?;
+    }
+    // What the lists name from then on is in live packs (rule 3), unless that was not to be found
+    // out: the entries say so.
+    let closed = renew.await?;
+    match is_renewed {
+        true => require_still_lost(store, keyring, options, findings, &plan).await?,
+        false => require_lost(store, keyring, options, findings, &plan).await?,
+    }
+    give_journals_up(store, options, &plan).await?;
+    mend_planned(store, keyring, findings, plan, closed).await?;
+    abandon::remember(options, keyring, abandoned).await;
+    Ok(())
+}
+
+/// Sets journals aside that cannot be carried out, and then lets this machine forget that it sent
+/// them and the missing ones.
+async fn give_journals_up(
+    store: &Arc<dyn Store>,
+    options: &CheckOptions,
+    plan: &RepairPlan,
+) -> Result<(), RootError> {
+    set_aside(&**store, &plan.set_aside).await?;
+    if let Some(sent) = options.memory.as_ref().and_then(|memory| memory.sent()) {
+        for (session, to) in &plan.given_up {
+            sent.lower(*session, *to).await;
         }
     }
+    Ok(())
 }
 
 async fn mend_planned(
@@ -434,7 +457,8 @@ async fn mend_planned(
     }
 }
 
-/// Writes the first root after the last one was lost.
+/// Writes the first root after the last one was lost, unless something that it goes without can be
+/// read now.
 async fn write_root(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
@@ -448,6 +472,8 @@ async fn write_root(
     for entry in plan.snapshots.iter_mut().chain(trash) {
         entry.rebuilt = !whole.contains(&entry.commit);
     }
+    // All trees were read since the check: minutes may have passed.
+    require_lost(store, keyring, options, findings, &plan).await?;
     let ingest = Ingest::new(
         findings.content_store.clone(),
         u64::from_le_bytes(random(&*options.entropy)),

@@ -35,8 +35,8 @@ struct Again<'a> {
     lists: Lists,
     findings: &'a Findings,
     plan: &'a RepairPlan,
-    /// True before anything is changed; false after the renewal of condemned packs.
-    is_first: bool,
+    /// Whether packs were condemned anew since the check.
+    changed: bool,
 }
 
 /// Reads everything once more that `plan` gives up as lost: the root, lists, index objects,
@@ -55,11 +55,13 @@ pub(super) async fn require_lost(
     findings: &Findings,
     plan: &RepairPlan,
 ) -> Result<(), RootError> {
-    look_again(store, keyring, options, (findings, plan), true).await
+    look_again(store, keyring, options, (findings, plan), false).await
 }
 
-/// Same, between the renewal of condemned packs and what follows it. Leaves out the journals, which
-/// were set aside before the renewal, and the lists of condemned packs, which it has replaced.
+/// Same, between the renewal of condemned packs and what follows it. Leaves out the lists of
+/// condemned packs, which the renewal has replaced.
+///
+/// Cancel safety: only reads.
 ///
 /// # Errors
 /// As [`require_lost`].
@@ -70,7 +72,7 @@ pub(super) async fn require_still_lost(
     findings: &Findings,
     plan: &RepairPlan,
 ) -> Result<(), RootError> {
-    look_again(store, keyring, options, (findings, plan), false).await
+    look_again(store, keyring, options, (findings, plan), true).await
 }
 
 async fn look_again(
@@ -78,7 +80,7 @@ async fn look_again(
     keyring: &Keyring,
     options: &CheckOptions,
     (findings, plan): (&Findings, &RepairPlan),
-    is_first: bool,
+    changed: bool,
 ) -> Result<(), RootError> {
     let store: Arc<dyn Store> = Arc::new(Refusals::of(store.clone()));
     let (entropy, config) = (options.entropy.clone(), &options.verifier);
@@ -93,39 +95,51 @@ async fn look_again(
         lists: Lists::new(store.clone(), keyring.clone()),
         findings,
         plan,
-        is_first,
+        changed,
     };
     again.root().await?;
     again.lists().await?;
     again.indexes().await?;
     again.unread().await?;
-    if is_first {
-        again.journals().await?;
-    }
+    again.journals().await?;
     again.forgotten().await
 }
 
-/// Returns an error that names `object` if it was read.
-fn stays_lost<T>(object: impl ToString, read: Result<T, ContentError>) -> Result<(), RootError> {
-    match read {
-        Ok(_) => Err(no_longer_lost(object)),
-        Err(error) => as_problem(error).map(drop),
-    }
-}
-
-fn no_longer_lost(object: impl ToString) -> RootError {
-    let object = object.to_string();
-    RootError::NoLongerLost { object }
-}
-
 impl Again<'_> {
+    /// Returns an error that names `object` if it was read.
+    fn stays_lost<T>(
+        &self,
+        object: impl ToString,
+        read: Result<T, ContentError>,
+    ) -> Result<(), RootError> {
+        match read {
+            Ok(_) => Err(self.no_longer_lost(object)),
+            Err(error) => as_problem(error).map(drop),
+        }
+    }
+
+    /// Returns an error that names the list if it was read.
+    fn stays_unread<T>(&self, list: &ListRef, read: Result<T, RootError>) -> Result<(), RootError> {
+        match read {
+            Ok(_) => Err(self.no_longer_lost(list.name.key(Class::List))),
+            Err(error) => root_problem(error).map(drop),
+        }
+    }
+
+    fn no_longer_lost(&self, object: impl ToString) -> RootError {
+        RootError::NoLongerLost {
+            object: object.to_string(),
+            changed: self.changed,
+        }
+    }
+
     async fn root(&self) -> Result<(), RootError> {
         if self.plan.root.is_none() {
             return Ok(());
         }
         match self.scan.store.get(ROOT_KEY).await {
             Ok((bytes, version)) => match open_root(self.scan.keyring, &bytes, version) {
-                Ok(_) => Err(no_longer_lost(ROOT_KEY)),
+                Ok(_) => Err(self.no_longer_lost(ROOT_KEY)),
                 Err(_) => Ok(()),
             },
             Err(error) => root_problem(error.into()).map(drop),
@@ -136,22 +150,22 @@ impl Again<'_> {
     async fn lists(&self) -> Result<(), RootError> {
         let (lists, listed, plan) = (&self.lists, &self.findings.listed, self.plan);
         for list in &plan.lost_lists {
-            stays_unread(list, lists.snapshot_shards(&[*list]).await)?;
-            stays_unread(list, lists.trash_shards(&[*list]).await)?;
+            self.stays_unread(list, lists.snapshot_shards(&[*list]).await)?;
+            self.stays_unread(list, lists.trash_shards(&[*list]).await)?;
         }
-        for condemned in plan.renewed.iter().filter(|_| self.is_first) {
+        for condemned in plan.renewed.iter().filter(|_| !self.changed) {
             let list = condemned.list;
-            stays_unread(&list, lists.pack_shards(&[list]).await)?;
+            self.stays_unread(&list, lists.pack_shards(&[list]).await)?;
         }
         for list in listed
             .lost_quarantine
             .iter()
             .filter(|_| plan.writes_quarantine)
         {
-            stays_unread(list, lists.quarantine_shards(&[*list]).await)?;
+            self.stays_unread(list, lists.quarantine_shards(&[*list]).await)?;
         }
         for list in listed.lost_chain.iter().filter(|_| plan.loses_chain) {
-            stays_unread(list, lists.nonce_shards(&[*list]).await)?;
+            self.stays_unread(list, lists.nonce_shards(&[*list]).await)?;
         }
         Ok(())
     }
@@ -160,7 +174,7 @@ impl Again<'_> {
     async fn indexes(&self) -> Result<(), RootError> {
         for index in &self.findings.indexed.lost {
             let key = index.name.key(Class::Index);
-            stays_lost(key, self.scan.verifier.index(*index).await)?;
+            self.stays_lost(key, self.scan.verifier.index(*index).await)?;
         }
         Ok(())
     }
@@ -182,13 +196,15 @@ impl Again<'_> {
         match place_of(key) {
             NamedObject::Named(class @ (Class::DataPack | Class::MetadataPack), name) => {
                 let bytes = self.findings.bucket.get(key).copied().unwrap_or(0);
-                stays_lost(key, verifier.describe(name, class, bytes).await)
+                self.stays_lost(key, verifier.describe(name, class, bytes).await)
             }
             NamedObject::Named(Class::Index, name) => {
-                stays_lost(key, verifier.index_of(name).await)
+                self.stays_lost(key, verifier.index_of(name).await)
             }
-            NamedObject::Named(class, _) => stays_lost(key, verifier.object(class, key).await),
-            NamedObject::Session(_) => stays_lost(key, verifier.object(Class::Session, key).await),
+            NamedObject::Named(class, _) => self.stays_lost(key, verifier.object(class, key).await),
+            NamedObject::Session(_) => {
+                self.stays_lost(key, verifier.object(Class::Session, key).await)
+            }
             _ => Ok(()),
         }
     }
@@ -201,7 +217,7 @@ impl Again<'_> {
         };
         for broken in &self.findings.unreplayable {
             if let Some(key) = self.scan.judged_otherwise(handle, broken).await? {
-                return Err(no_longer_lost(key));
+                return Err(self.no_longer_lost(key));
             }
         }
         Ok(())
@@ -219,16 +235,8 @@ impl Again<'_> {
                 let mut entries = trash.map(|entry| &entry.snapshot);
                 let entry = entries.find(|entry| entry.commit == commit);
                 let name = entry.map(|entry| format!("snapshot {}/{}", entry.volume, entry.name));
-                Err(no_longer_lost(name.unwrap_or_else(|| commit.to_string())))
+                Err(self.no_longer_lost(name.unwrap_or_else(|| commit.to_string())))
             }
         }
-    }
-}
-
-/// Returns an error that names the list if it was read.
-fn stays_unread<T>(list: &ListRef, read: Result<T, RootError>) -> Result<(), RootError> {
-    match read {
-        Ok(_) => Err(no_longer_lost(list.name.key(Class::List))),
-        Err(error) => root_problem(error).map(drop),
     }
 }

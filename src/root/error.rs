@@ -81,11 +81,17 @@ pub enum RootError {
     #[error(
         "did not give up {object}: it was damaged or missing during the check, and is not now. \
          The store gave different answers, or another program has changed the repository since. \
-         Nothing was changed: run the check again"
+         {}: run the check again",
+        match changed {
+            true => "What was repaired before that stands, and nothing else was changed",
+            false => "Nothing was changed",
+        }
     )]
     NoLongerLost {
         /// The key of the object in the bucket, or the name of the snapshot.
         object: String,
+        /// Whether the repair had changed something before it looked at the object.
+        changed: bool,
     },
     /// A list of condemned packs cannot be read: what a collection may delete is not known.
     #[error(
@@ -513,6 +519,17 @@ impl RootError {
                  for this password again",
             ),
             _ => None,
+        }
+    }
+
+    /// Returns the error as it is said after an earlier step of the same repair.
+    pub fn after_changes(self) -> Self {
+        match self {
+            Self::NoLongerLost { object, .. } => Self::NoLongerLost {
+                object,
+                changed: true,
+            },
+            error => error,
         }
     }
 

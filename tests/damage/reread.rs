@@ -12,13 +12,16 @@ use bkfs::maintain::quarantine;
 use bkfs::maintain::repair::{execute, plan};
 use bkfs::root::error::{ErrorKind, RootError};
 use bkfs::root::holder::SystemProcesses;
+use bkfs::root::memory::{FileMemory, GenerationMemory};
+use bkfs::root::sent::Sent;
 use bkfs::root::shard::decode_shard;
 use bkfs::root::snapshots::QuarantineEntry;
 use bkfs_chunker::catalog::PackLocation;
 use bkfs_chunker::crypto::Class;
 use bkfs_chunker::pack::PackName;
 use bkfs_store::{
-    Layer, MemoryStore, ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version,
+    Layer, MemoryStore, ObjectInfo, Operation, PROBE_PREFIX, Store, StoreError, StoreErrorKind,
+    Version,
 };
 use bytes::Bytes;
 
@@ -359,6 +362,14 @@ struct Returning {
 }
 
 impl Returning {
+    fn of(bucket: Arc<MemoryStore>, key: &str) -> Arc<dyn Store> {
+        Arc::new(Self {
+            bucket,
+            key: key.to_owned(),
+            is_back: AtomicBool::new(false),
+        })
+    }
+
     fn find(&self, operation: Operation, key: &str) -> Result<(), StoreError> {
         match key == self.key && !self.is_back.load(Ordering::Relaxed) {
             true => Err(StoreError::new(
@@ -388,6 +399,17 @@ impl Layer for Returning {
         self.bucket.get_range(key, range).await
     }
 
+    async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ObjectInfo>, StoreError> {
+        let mut listed = self.bucket.list(prefix, after, limit).await?;
+        listed.retain(|info| self.find(Operation::List, &info.key).is_ok());
+        Ok(listed)
+    }
+
     async fn replace(
         &self,
         key: &str,
@@ -401,6 +423,25 @@ impl Layer for Returning {
     }
 }
 
+/// Repairs, and returns the object that the repair did not give up, and what it said of that.
+fn not_given_up(
+    fixture: &Fixture,
+    store: &Arc<dyn Store>,
+    options: &CheckOptions,
+) -> (String, String) {
+    let error = wait(async {
+        let planned = plan(store, &fixture.keyring, options).await;
+        let (findings, plan) = planned.expect("plans");
+        execute(store, &fixture.keyring, options, &findings, plan).await
+    });
+    let error = error.expect_err("it is there");
+    let text = error.to_string();
+    match error {
+        RootError::NoLongerLost { object, .. } => (object, text),
+        error => panic!("{error}"),
+    }
+}
+
 /// The renewal of condemned packs takes minutes. A list that comes back in them is not given up.
 #[test]
 fn a_list_that_comes_back_during_the_renewal_is_not_given_up() {
@@ -409,26 +450,118 @@ fn a_list_that_comes_back_during_the_renewal_is_not_given_up() {
     let root = root_of(&fixture, &store);
     let keys = lists(&root);
     wait(store.delete(&keys["condemned"])).expect("deleted");
-    let shared: Arc<dyn Store> = Arc::new(Returning {
-        bucket: store.clone(),
-        key: keys["snapshots"].clone(),
-        is_back: AtomicBool::new(false),
-    });
-    let error = wait(async {
-        let options = fixture.options();
-        let planned = plan(&shared, &fixture.keyring, &options).await;
-        let (findings, plan) = planned.expect("plans");
-        execute(&shared, &fixture.keyring, &options, &findings, plan).await
-    });
-    let error = error.expect_err("it is there");
-    let is_named = matches!(
-        &error,
-        RootError::NoLongerLost { object } if *object == keys["snapshots"]
-    );
-    assert!(is_named, "{error}");
+    let shared = Returning::of(store.clone(), &keys["snapshots"]);
+    let (object, text) = not_given_up(&fixture, &shared, &fixture.options());
+    assert_eq!(object, keys["snapshots"]);
+    assert!(!text.contains("Nothing was changed"), "{text}");
+    assert!(text.contains("stands"), "{text}");
     let now = root_of(&fixture, &store);
     assert_eq!(now.snapshots, root.snapshots, "the list stays");
     // What the renewal did stands, and the next repair goes on from there.
     mend_with(&fixture, &shared, &fixture.options());
     assert_eq!(root_of(&fixture, &store).snapshots, root.snapshots);
+}
+
+/// The journals of `store`, and the ones that were set aside.
+fn journals(store: &MemoryStore) -> Objects {
+    let mut found = objects(store);
+    found.retain(|key, _| key.starts_with("journal/") || key.starts_with("damaged/"));
+    found
+}
+
+/// A repository with lost lists of condemned packs, whose journals can be harmed.
+fn without_condemned() -> (Fixture, Arc<MemoryStore>, Vec<String>) {
+    let fixture = fixture();
+    let store = bucket(&fixture.objects);
+    let condemned = &lists(&root_of(&fixture, &store))["condemned"];
+    wait(store.delete(condemned)).expect("deleted");
+    let keys: Vec<String> = journals(&store).into_keys().collect();
+    assert_eq!(keys.len(), 3);
+    (fixture, store, keys)
+}
+
+/// Journals are set aside, and forgotten by this machine, only once nothing else is there again.
+#[test]
+fn a_list_that_comes_back_during_the_renewal_leaves_all_journals() {
+    let (fixture, store, keys) = without_condemned();
+    let root = root_of(&fixture, &store);
+    let list = lists(&root)["snapshots"].clone();
+    let mut sessions = root.sessions.iter();
+    let (session, _) = sessions
+        .find(|(_, session)| session.volume.is_some())
+        .expect("a session");
+    // One is lost, and only this machine knows of it; one is damaged.
+    wait(store.delete(&keys[2])).expect("deleted");
+    let (bytes, _) = wait(store.get(&keys[1])).expect("a journal");
+    let mut bytes = bytes.to_vec();
+    bytes[200] ^= 1;
+    wait(store.put(&keys[1], vec![bytes.into()])).expect("put");
+    let state = tempfile::tempdir().expect("a directory");
+    let memory = Arc::new(FileMemory::new(state.path(), "repository"));
+    let sent = memory.sent().expect("it keeps notes");
+    let known = Sent {
+        number: 3,
+        last: 1_000,
+    };
+    wait(sent.lower(*session, known));
+    let options = CheckOptions {
+        memory: Some(memory.clone()),
+        ..fixture.options()
+    };
+    let before = journals(&store);
+    let shared = Returning::of(store.clone(), &list);
+    let (object, _) = not_given_up(&fixture, &shared, &options);
+    assert_eq!(object, list);
+    assert!(journals(&store) == before, "journals were set aside");
+    assert_eq!(wait(sent.recall(*session)), Some(known));
+}
+
+#[test]
+fn a_journal_that_comes_back_during_the_renewal_is_not_given_up() {
+    let (fixture, store, keys) = without_condemned();
+    let list = &lists(&root_of(&fixture, &store))["snapshots"];
+    wait(store.delete(list)).expect("deleted");
+    let before = journals(&store);
+    let shared = Returning::of(store.clone(), &keys[1]);
+    let (object, _) = not_given_up(&fixture, &shared, &fixture.options());
+    assert!(object.starts_with("journal/"), "{object}");
+    assert!(journals(&store) == before, "journals were set aside");
+}
+
+/// A store that tells the truth once it is tried, which a repair does before it writes.
+#[derive(Debug)]
+struct Tried(Arc<Lying>);
+
+#[async_trait]
+impl Layer for Tried {
+    fn below(&self) -> &dyn Store {
+        &*self.0
+    }
+
+    async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        if key.starts_with(PROBE_PREFIX) {
+            self.0.lie(false);
+        }
+        self.0.bucket.put_new(key, body).await
+    }
+}
+
+/// A trial of the store may wait for it for minutes.
+#[test]
+fn what_comes_back_while_the_store_is_tried_is_not_given_up() {
+    let fixture = fixture();
+    let root = root_of(&fixture, &bucket(&fixture.objects));
+    let list = lists(&root)["snapshots"].clone();
+    let mut keys = fixture.objects.keys();
+    let journal = keys.find(|key| class_of(key) == "journal").cloned();
+    for key in ["root".to_owned(), list, journal.expect("a journal")] {
+        let lying = Lying::new(&fixture.objects, &key, Answer::Damage);
+        let before = objects(&*lying.bucket);
+        lying.lie(true);
+        let shared: Arc<dyn Store> = Arc::new(Tried(lying.clone()));
+        let (object, text) = not_given_up(&fixture, &shared, &fixture.options());
+        assert_eq!(object, key);
+        assert!(text.contains("Nothing was changed"), "{text}");
+        assert!(objects(&*lying.bucket) == before, "{key}: it was changed");
+    }
 }

@@ -121,11 +121,10 @@ pub async fn examine_without(
     let mut round = 1;
     loop {
         let findings = once(&store, keyring, options, left_out).await?;
-        let vanished = |problem: &Problem| problem.kind == ProblemKind::Missing;
         let Some(handle) = &findings.handle else {
             return Ok(findings);
         };
-        if round == ROUNDS_MAX || !findings.report.problems.iter().any(vanished) {
+        if round == ROUNDS_MAX || !findings.report.has(ProblemKind::Missing) {
             return Ok(findings);
         }
         let fresh = handle.refresh().await?;
@@ -169,10 +168,7 @@ async fn once(
 /// Checks everything but packs.
 async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings, RootError> {
     let options = scan.options;
-    let mut report = Report {
-        seed: options.data.seed(),
-        ..Report::default()
-    };
+    let mut report = Report::new(options.data.seed());
     // The root is read before the bucket is listed: objects that it names are there by then.
     let mut newer_root = None;
     let handle = scan.root(&mut report, &mut newer_root).await?;
@@ -190,7 +186,10 @@ async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings,
     let lost = root.is_none() || !listed.lost.is_empty();
     let mut unread = Vec::new();
     let (leftover_snapshots, leftover_epoch) = match lost {
-        true => scan.leftovers(&bucket, &mut leftovers, &mut unread).await?,
+        true => {
+            let found = scan.leftovers(&bucket, &mut leftovers, &mut report, &mut unread);
+            found.await?
+        }
         false => Default::default(),
     };
     if root.is_none() {
@@ -455,22 +454,17 @@ impl Findings {
     /// is reported already, and may be whole.
     fn is_unreadable(&self, id: &Id) -> bool {
         let places = self.content_store.places(id);
-        let keys = places
+        let mut keys = places
             .iter()
             .map(|place| place.pack.key(Class::MetadataPack));
-        let keys: HashSet<String> = keys.collect();
-        let mut problems = self.report.problems.iter();
-        let is_refused = problems
-            .any(|problem| problem.kind == ProblemKind::Refused && keys.contains(&problem.object));
-        !keys.is_empty() && !is_refused
+        !places.is_empty() && !keys.any(|key| self.damage.is_refused(&key))
     }
 
     fn unresolved(&mut self, object: &str, what: String, id: Id) {
         let problem = Problem::new(object, ProblemKind::Unresolved, what);
         self.damage.want(id.prefix());
-        if let Some(number) = self.report.add(problem) {
-            self.damage.lose(id.prefix(), number);
-        }
+        let number = self.report.add(problem);
+        self.damage.lose(id.prefix(), number);
     }
 
     fn count_orphans(&mut self, root: &Root) {

@@ -373,16 +373,15 @@ impl Learned {
         }
         for (key, blob, why) in &self.senseless {
             let what = format!("blob {blob}: {why}");
-            if let Some(number) = report.add(Problem::new(key, ProblemKind::Inconsistent, what)) {
-                damage.lose(*blob, number);
-            }
+            let number = report.add(Problem::new(key, ProblemKind::Inconsistent, what));
+            damage.lose(*blob, number);
         }
         for (key, blob, why) in &self.faults {
             let what = format!("node {blob}: {why}");
             report.add(Problem::new(key, ProblemKind::Inconsistent, what));
         }
         // One problem for each pack and missing blob, not for each reference.
-        let mut known: HashMap<(PackName, Prefix), Option<usize>> = HashMap::new();
+        let mut known: HashMap<(PackName, Prefix), usize> = HashMap::new();
         for dangling in &self.dangling {
             let (kind, id) = dangling.to;
             damage.want(id.prefix());
@@ -395,11 +394,9 @@ impl Learned {
                     );
                     report.add(Problem::new(&dangling.key, ProblemKind::Unresolved, what))
                 });
-            if let Some(number) = number {
-                damage.lose(id.prefix(), number);
-                if dangling.from.0 == Kind::Segment {
-                    damage.lose(dangling.from.1, number);
-                }
+            damage.lose(id.prefix(), number);
+            if dangling.from.0 == Kind::Segment {
+                damage.lose(dangling.from.1, number);
             }
         }
         for edge in &self.edges {

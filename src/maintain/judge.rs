@@ -25,6 +25,8 @@ pub struct Damage {
     /// Blobs of which no readable copy is left, each with the number of the problem that is the
     /// cause.
     lost: HashMap<Prefix, usize>,
+    /// The keys of packs that the store refuses.
+    refused: HashSet<String>,
     /// Blobs that have to be stored again: lost ones, ones whose only copy is in a pack that is not
     /// to be trusted, and ones that a live pack refers to and none holds.
     wanted: HashSet<Prefix>,
@@ -41,6 +43,9 @@ impl Damage {
                     pack: pack_name,
                     frame: damage.frame.filter(|_| !missing),
                 });
+            }
+            if damage.refused {
+                self.refused.insert(pack.key());
             }
             self.seen.push((pack.clone(), missing, damage));
         }
@@ -117,8 +122,7 @@ impl Damage {
 
     /// Returns true if this is the key of a pack that the store refuses.
     pub fn is_refused(&self, key: &str) -> bool {
-        let mut packs = self.seen.iter().filter(|(.., damage)| damage.refused);
-        packs.any(|(pack, ..)| pack.key() == key)
+        self.refused.contains(key)
     }
 
     /// Returns the packs that have any damage.
@@ -184,10 +188,9 @@ impl Damage {
             };
             let mut problem = Problem::new(pack.key(), kind, what);
             problem.lost_blobs = lost.len() as u64;
-            if let Some(number) = report.add(problem) {
-                for blob in lost {
-                    self.lost.entry(blob).or_insert(number);
-                }
+            let number = report.add(problem);
+            for blob in lost {
+                self.lost.entry(blob).or_insert(number);
             }
         }
     }

@@ -9,7 +9,7 @@ use bkfs_store::{Store, StoreError, StoreErrorKind, Version};
 
 use super::check::Findings;
 use super::options::CheckOptions;
-use super::report::{Problem, ProblemKind};
+use super::report::ProblemKind;
 use crate::root::error::RootError;
 use crate::root::reading::open_root;
 use crate::root::state::ROOT_KEY;
@@ -20,31 +20,23 @@ use crate::root::unlock::damage_of;
 /// # Errors
 /// [`RootError::Damaged`], which says what to do instead.
 pub(super) fn refuse(findings: &Findings) -> Result<(), RootError> {
-    let rolled_back = |kind| kind == ProblemKind::RolledBack;
-    if findings
-        .report
-        .problems
-        .iter()
-        .any(|problem| rolled_back(problem.kind))
-    {
+    // The report lists a bounded number of problems. What is refused counts wherever it stands.
+    let report = &findings.report;
+    if report.has(ProblemKind::RolledBack) {
         return Err(RootError::damaged(
             ROOT_KEY,
             "the bucket was rolled back: bring its newest state back; a repair now would make \
              the loss final (--accept-rollback goes on from what there is)",
         ));
     }
-    let mut problems = findings.report.problems.iter();
-    let is_in_the_way = |problem: &&Problem| {
-        problem.kind == ProblemKind::Refused && !is_left_alone(findings, &problem.object)
-    };
-    if let Some(refused) = problems.find(is_in_the_way) {
+    let is_in_the_way = |(object, _): &(&str, &str)| !is_left_alone(findings, object);
+    if let Some((object, what)) = report.refused().find(is_in_the_way) {
         return Err(RootError::damaged(
-            &refused.object,
+            object,
             format!(
-                "{}: the store gives other objects, so nothing is known to be wrong with it; a \
+                "{what}: the store gives other objects, so nothing is known to be wrong with it; a \
                  repair would go on without it for good: make it readable first (give the key its \
-                 rights, or bring it back from an archive class), or remove it if it is lost",
-                refused.what
+                 rights, or bring it back from an archive class), or remove it if it is lost"
             ),
         ));
     }

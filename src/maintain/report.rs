@@ -3,7 +3,7 @@
 //! Owns its terms: problems, which are damage; orphans, which are not; and counts. [`super::judge`]
 //! and [`super::scan`] decide which is which.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use jiff::Timestamp;
@@ -216,7 +216,8 @@ pub struct Counts {
 pub struct Report {
     /// The generation of the root that was checked; none if there is no readable root.
     pub generation: Option<u64>,
-    /// Everything that is wrong. Empty if nothing is.
+    /// What is wrong, up to [`PROBLEMS_MAX`]. Empty if nothing is. What decides something asks
+    /// [`Self::has`] and [`Self::refused`] instead, which know all.
     pub problems: Vec<Problem>,
     /// Number of problems beyond [`PROBLEMS_MAX`].
     pub more_problems: u64,
@@ -232,9 +233,21 @@ pub struct Report {
     pub more_notes: u64,
     /// The seed of the sample, if only a part of the data was read.
     pub seed: Option<u64>,
+    /// The kinds of all problems, those beyond [`PROBLEMS_MAX`] included.
+    kinds: BTreeSet<ProblemKind>,
+    /// All objects that the store refuses, each with a phrase that says what is wrong.
+    refused: BTreeMap<String, String>,
 }
 
 impl Report {
+    /// Creates a report of nothing yet, with the seed of the sample, if there is one.
+    pub fn new(seed: Option<u64>) -> Self {
+        Self {
+            seed,
+            ..Self::default()
+        }
+    }
+
     /// Returns true if nothing is wrong.
     pub fn is_clean(&self) -> bool {
         self.problems.is_empty()
@@ -253,14 +266,34 @@ impl Report {
         !self.is_clean() && self.more_problems == 0 && self.problems.iter().all(is_idle)
     }
 
-    /// Adds a problem. Returns its number, or none if the report is full.
-    pub fn add(&mut self, problem: Problem) -> Option<usize> {
+    /// Returns true if there is a problem of this kind, however many problems there are.
+    pub fn has(&self, kind: ProblemKind) -> bool {
+        self.kinds.contains(&kind)
+    }
+
+    /// Returns the keys of all objects that the store refuses, in order, each with a phrase that
+    /// says what is wrong.
+    pub fn refused(&self) -> impl Iterator<Item = (&str, &str)> {
+        let refused = self.refused.iter();
+        refused.map(|(object, what)| (object.as_str(), what.as_str()))
+    }
+
+    /// Adds a problem. Returns its number. All problems beyond [`PROBLEMS_MAX`] have that number,
+    /// and are not in [`Self::problems`].
+    pub fn add(&mut self, problem: Problem) -> usize {
+        self.kinds.insert(problem.kind);
+        if problem.kind == ProblemKind::Refused {
+            let what = || problem.what.clone();
+            self.refused
+                .entry(problem.object.clone())
+                .or_insert_with(what);
+        }
         if self.problems.len() >= PROBLEMS_MAX {
             self.more_problems += 1;
-            return None;
+            return PROBLEMS_MAX;
         }
         self.problems.push(problem);
-        Some(self.problems.len() - 1)
+        self.problems.len() - 1
     }
 
     /// Adds a note, which is no problem.
@@ -284,6 +317,7 @@ impl fmt::Display for Report {
         for problem in &self.problems {
             writeln!(out, "{problem}")?;
         }
-        write!(out, "{} problems", self.problems.len())
+        let count = self.problems.len() as u64 + self.more_problems;
+        write!(out, "{count} problems")
     }
 }

@@ -468,7 +468,8 @@ impl Scan<'_> {
 
     /// Collects index objects and lists that no root names: adds the packs of every readable index
     /// object, and returns every snapshot in any list and the highest epoch of any heartbeat. Adds
-    /// the keys of unreadable objects to `unread`.
+    /// the keys of unreadable objects to `unread`. Those that the store refuses are problems: what
+    /// is written anew without them may lack what they hold.
     ///
     /// # Errors
     /// Store errors.
@@ -476,9 +477,18 @@ impl Scan<'_> {
         &self,
         bucket: &BTreeMap<String, u64>,
         indexed: &mut Indexed,
+        report: &mut Report,
         unread: &mut Vec<String>,
     ) -> Result<(Vec<SnapshotEntry>, u64), RootError> {
         let (mut snapshots, mut epoch) = (Vec::new(), 0);
+        let mut is_unread = |key: &String, error: ContentError| {
+            let problem = as_problem(error)?;
+            if problem.kind == ProblemKind::Refused {
+                report.add(problem);
+            }
+            unread.push(key.clone());
+            Ok::<_, RootError>(())
+        };
         for key in bucket.keys() {
             let (class, name) = match place_of(key) {
                 layout::NamedObject::Named(class, name) => (class, Some(name)),
@@ -491,10 +501,7 @@ impl Scan<'_> {
                         let packs = packs.into_iter().map(|pack| (pack.name(), pack));
                         indexed.packs.extend(packs);
                     }
-                    Err(error) => {
-                        as_problem(error)?;
-                        unread.push(key.clone());
-                    }
+                    Err(error) => is_unread(key, error)?,
                 }
             }
             if !matches!(class, Class::List | Class::Session) {
@@ -503,8 +510,7 @@ impl Scan<'_> {
             let payload = match self.verifier.object(class, key).await {
                 Ok(payload) => payload,
                 Err(error) => {
-                    as_problem(error)?;
-                    unread.push(key.clone());
+                    is_unread(key, error)?;
                     continue;
                 }
             };

@@ -70,6 +70,26 @@ fn keys_are_what_they_are() {
     }
 }
 
+/// What is decided by a report does not depend on how much of it can be listed.
+#[test]
+fn a_full_report_knows_what_it_does_not_list() {
+    let mut report = Report::default();
+    for _ in 0..PROBLEMS_MAX {
+        report.add(Problem::new("data/a", ProblemKind::Damaged, "it is"));
+    }
+    assert!(!report.has(ProblemKind::Missing));
+    let missing = Problem::new("data/b", ProblemKind::Missing, "it is");
+    assert_eq!(report.add(missing), PROBLEMS_MAX);
+    assert!(report.has(ProblemKind::Missing));
+    for object in ["meta/d", "meta/c"] {
+        let number = report.add(Problem::new(object, ProblemKind::Refused, object));
+        assert_eq!(number, PROBLEMS_MAX);
+    }
+    let refused: Vec<_> = report.refused().collect();
+    assert_eq!(refused, [("meta/c", "meta/c"), ("meta/d", "meta/d")]);
+    assert_eq!(report.to_string().lines().last(), Some("10003 problems"));
+}
+
 #[test]
 fn reports_are_bounded() {
     let mut report = Report::default();

@@ -9,8 +9,10 @@ use async_trait::async_trait;
 use bkfs::maintain::check::check;
 use bkfs::maintain::options::CheckOptions;
 use bkfs::maintain::repair::plan;
-use bkfs::maintain::report::{Problem, ProblemKind, Report};
+use bkfs::maintain::report::{PROBLEMS_MAX, Problem, ProblemKind, Report};
 use bkfs::root::error::RootError;
+use bkfs_chunker::crypto::Class;
+use bkfs_chunker::pack::PackName;
 use bkfs_store::{
     Layer, MemoryStore, ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version,
 };
@@ -155,6 +157,58 @@ fn an_object_that_the_store_refuses_is_named_and_the_rest_is_checked() {
                 "{error}"
             );
         }
+    }
+}
+
+/// A report lists a bounded number of problems, and the repair of a lost index object goes by what
+/// packs say: a refused one among them may be the only one that says it.
+#[test]
+fn a_refused_pack_is_in_the_way_behind_any_number_of_problems() {
+    let mut fixture = Fixture::build(None);
+    let class = |class: &'static str| {
+        let keys = fixture.needed.iter();
+        let keys = keys.filter(move |key| class_of(key) == class);
+        keys.cloned().collect::<Vec<_>>()
+    };
+    let (index, packs) = (class("index"), class("meta"));
+    let refused = packs.last().expect("a pack").clone();
+    fixture.objects.remove(&index[0]).expect("it was there");
+    // Anyone who can write to the bucket can put these there. They sort before metadata packs.
+    for sequence in 0..PROBLEMS_MAX as u32 {
+        let name = PackName {
+            session: 1,
+            sequence,
+            random: 1,
+        };
+        let junk = Bytes::from_static(b"junk");
+        fixture.objects.insert(name.key(Class::DataPack), junk);
+    }
+    let store = refusing(&fixture, Some(BTreeSet::from([refused.clone()])));
+    let report = checked(&fixture, store.clone()).expect("checks");
+    assert!(report.more_problems > 0, "the report is not full");
+    let planned = wait(plan(&store, &fixture.keyring, &fixture.options()));
+    let error = planned.err().expect("nothing is written without it");
+    assert!(error.to_string().contains(&refused), "{error}");
+}
+
+/// Without the root, lists and index objects that no root names say what there was.
+#[test]
+fn what_a_lost_root_is_rebuilt_from_is_in_the_way_if_it_is_refused() {
+    let mut fixture = Fixture::build(None);
+    fixture.objects.remove("root").expect("it was there");
+    for class in ["lists", "index", "sessions"] {
+        let keys = fixture.objects.keys().filter(|key| class_of(key) == class);
+        let refused = BTreeSet::from_iter(keys.last().cloned());
+        let store = refusing(&fixture, Some(refused.clone()));
+        let planned = wait(plan(&store, &fixture.keyring, &fixture.options()));
+        let error = planned.err();
+        let error = error.unwrap_or_else(|| panic!("{class}: it is rebuilt without {refused:?}"));
+        assert!(
+            refused.iter().all(|key| error.to_string().contains(key)),
+            "{error}"
+        );
+        let report = checked(&fixture, store).expect("checks");
+        are_refused(&refused, &report);
     }
 }
 

@@ -16,6 +16,7 @@ use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
 use crate::environment::Environment;
 use crate::root::error::RootError;
+use crate::root::key_change::{KeyChange, KeyEntry, ROTATION};
 use crate::root::rotation::{self, RotationParts};
 use crate::root::slot_error::{self, SlotsError};
 use crate::root::slot_facts::SlotFacts;
@@ -188,12 +189,15 @@ pub fn run(command: Key, global: &Global, output: &Output) -> Result<(), Failure
         )
         .await
         .map_err(explained)?;
+        let (access, environment) = (&access, &environment);
         match &command.action {
             Action::List(_) => show(&slots, output),
-            Action::Add(action) => add(&slots, action, global, &environment, output).await,
-            Action::Remove(action) => remove(&slots, action, &environment, output).await,
-            Action::Passwd(action) => passwd(&slots, action, global, &environment, output).await,
-            Action::Rotate(action) => rotate(&slots, action, &access, &environment, output).await,
+            Action::Add(action) => add(&slots, action, global, access, environment, output).await,
+            Action::Remove(action) => remove(&slots, action, access, environment, output).await,
+            Action::Passwd(action) => {
+                passwd(&slots, action, global, access, environment, output).await
+            }
+            Action::Rotate(action) => rotate(&slots, action, access, environment, output).await,
         }
     })
 }
@@ -313,17 +317,46 @@ fn verified(statement: Statement) -> &'static str {
     }
 }
 
+/// How the command `name` enters the root.
+fn entry<'a>(
+    slots: &Slots,
+    access: &Access,
+    environment: &'a Environment,
+    name: &str,
+) -> KeyEntry<'a> {
+    KeyEntry {
+        memory: access.memory(slots.keyring()),
+        policy: access.policy(),
+        min_generation: access.min_generation(),
+        accept_rollback: access.accepted.rollback,
+        holder: environment.holder(name),
+        processes: &*environment.processes,
+    }
+}
+
+/// Changes keys while the command stands in the root, so that no rotation comes between.
+async fn change<T>(
+    slots: &Slots,
+    entry: KeyEntry<'_>,
+    work: impl Future<Output = Result<T, SlotsError>>,
+) -> Result<T, Failure> {
+    let change = KeyChange::begin(slots, &entry).await.map_err(failure)?;
+    change.end(work.await).await.map_err(failure)
+}
+
 async fn add(
     slots: &Slots,
     action: &Add,
     global: &Global,
+    access: &Access,
     environment: &Environment,
     output: &Output,
 ) -> Result<(), Failure> {
     let password = action.new.get(global)?;
     let label = action.label.as_deref().unwrap_or(&environment.process.host);
-    let added = slots.add(making(&password, label, environment)).await;
-    let key = added.map_err(failure)?;
+    let adding = slots.add(making(&password, label, environment));
+    let entry = entry(slots, access, environment, "bkfs key add");
+    let key = change(slots, entry, adding).await?;
     let answer = json!({ "key": key.to_string(), "label": label });
     output.result(&answer, || format!("added key {key} ({label})"))
 }
@@ -331,6 +364,7 @@ async fn add(
 async fn remove(
     slots: &Slots,
     action: &Remove,
+    access: &Access,
     environment: &Environment,
     output: &Output,
 ) -> Result<(), Failure> {
@@ -346,8 +380,9 @@ async fn remove(
     strays.sort();
     strays.dedup();
     if !keys.is_empty() {
-        let removed = slots.remove(&keys, action.give_up, environment.now()).await;
-        removed.map_err(failure)?;
+        let removing = slots.remove(&keys, action.give_up, environment.now());
+        let entry = entry(slots, access, environment, "bkfs key remove");
+        change(slots, entry, removing).await?;
     }
     for key in keys {
         let answer = json!({ "removed": key.to_string() });
@@ -366,14 +401,16 @@ async fn passwd(
     slots: &Slots,
     action: &Passwd,
     global: &Global,
+    access: &Access,
     environment: &Environment,
     output: &Output,
 ) -> Result<(), Failure> {
     let password = action.new.get(global)?;
     let own: Vec<&SlotFacts> = slots.list().iter().filter(|slot| slot.is_own).collect();
     let label = own.first().map_or("", |slot| slot.label.as_str());
-    let changed = slots.change(making(&password, label, environment)).await;
-    let (key, removed) = changed.map_err(failure)?;
+    let changing = slots.change(making(&password, label, environment));
+    let entry = entry(slots, access, environment, "bkfs key passwd");
+    let (key, removed) = change(slots, entry, changing).await?;
     let answer = json!({
         "key": key.to_string(),
         "removed": removed.iter().map(SlotName::to_string).collect::<Vec<_>>(),
@@ -394,12 +431,7 @@ async fn rotate(
     output: &Output,
 ) -> Result<(), Failure> {
     let parts = RotationParts {
-        memory: access.memory(slots.keyring()),
-        policy: access.policy(),
-        min_generation: access.min_generation(),
-        accept_rollback: access.accepted.rollback,
-        holder: environment.holder("bkfs key rotate"),
-        processes: &*environment.processes,
+        entry: entry(slots, access, environment, ROTATION),
         clock: environment.now(),
         drops_others: action.drop_others,
     };

@@ -71,6 +71,7 @@ pub mod heartbeat;
 pub mod holder;
 pub mod journal;
 pub mod kept;
+pub mod key_change;
 pub mod listing;
 pub mod lists;
 pub mod lock_rule;

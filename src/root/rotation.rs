@@ -8,10 +8,12 @@
 //!    that an interrupted rotation left is used again.)
 //! 2. The root is replaced by one under the new master key, by compare-and-swap, while no session
 //!    is in it, live or ending. That is the rotation: before it the old slots open the repository,
-//!    after it only the new slot does.
+//!    after it only the new slot does. The new root has a session of the rotation, which keeps
+//!    changes of keys out until step 3 has ended ([`super::key_change`]).
 //! 3. The rotation checks that the new slot still exists, or a newer one that the password opens.
 //!    Statements of a slot that the password does not open count for nothing: if there is no other
-//!    slot, a copy of the new slot is written. The other slots, which open nothing new, are
+//!    slot, a copy of the new slot is written: no change of keys can have removed it
+//!    meanwhile. A rotation whose session does not stand writes no copy. The other slots, which open nothing new, are
 //!    deleted. A slot with another master key of some epoch, of a rotation that was begun and not
 //!    made, stays (`bkfs key remove --give-up`).
 //!
@@ -31,11 +33,12 @@
 use super::choice::KnownSlot;
 use super::error::RootError;
 use super::force::root_header;
-use super::handle::{RootHandle, RootParts, Transition};
-use super::holder::{LocalVerdict, Processes};
-use super::memory::GenerationMemory;
+use super::handle::{RootHandle, Transition};
+use super::holder::LocalVerdict;
+use super::key_change::{KeyEntry, ROTATION};
 use super::refusal::Refusal;
-use super::retry::{RetryPolicy, random};
+use super::retry::random;
+use super::session::{OpenSession, draw_id};
 use super::slot_error::SlotsError;
 use super::slot_facts::SlotFacts;
 use super::slots::Slots;
@@ -52,18 +55,8 @@ use std::sync::Arc;
 
 /// Parameters of a rotation, next to the slots.
 pub struct RotationParts<'a> {
-    /// This machine's memory of the repository.
-    pub memory: Arc<dyn GenerationMemory>,
-    /// Timeouts and back-off.
-    pub policy: RetryPolicy,
-    /// The oldest generation of the root that is accepted.
-    pub min_generation: u64,
-    /// Accept the root as it is found, whatever this machine remembers.
-    pub accept_rollback: bool,
-    /// The rotating party: dead maintenance sessions of this machine do not block the rotation.
-    pub holder: HolderInfo,
-    /// Tells whether the processes of those sessions live.
-    pub processes: &'a dyn Processes,
+    /// How it enters the root.
+    pub entry: KeyEntry<'a>,
     /// Current time of the clock.
     pub clock: Timestamp,
     /// Whether the keys of other passwords may be dropped.
@@ -103,12 +96,13 @@ pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, 
     let (secrets, pending) = next_secrets(slots)?;
     let repository = slots.keyring().repository();
     let keyring = Keyring::sealed(repository, secrets.clone()).rotating_from(left);
-    let handle = open_root(slots, &parts, keyring.clone()).await?;
+    let handle = parts.entry.open_root(slots, keyring.clone()).await?;
     let mut switch = Switch {
         parts: &parts,
         store: slots.store().clone(),
         repository,
         left,
+        session: draw_id(&handle),
         known: slots.list().iter().map(|slot| slot.name).collect(),
         strays: BTreeSet::new(),
         own: slots
@@ -123,7 +117,7 @@ pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, 
     let own = slots.list().iter().find(|slot| slot.is_in_force);
     let own = own.ok_or(RootError::WrongPassword)?;
     let making = slots.making_like(own, parts.clock);
-    let mut slot = match pending {
+    let slot = match pending {
         Some(slot) => slot,
         None => slots.put(making, &secrets).await?,
     };
@@ -132,29 +126,55 @@ pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, 
         Ok(applied) => applied.generation,
         Err(error) => judge(&handle, &keyring, error).await?,
     };
-    slot = keep(slots, slot, &secrets, parts.clock, own, &switch).await?;
-    slots.remember(slot).await;
-    let mut rotated = Rotated {
-        epoch: keyring.epoch(),
-        generation,
-        slot: slot.name,
-        dropped: Vec::new(),
-        left: Vec::new(),
+    let root = &handle.current().root;
+    let stands = root.sessions.contains_key(&switch.session);
+    let session = stands.then(|| OpenSession::registered(&handle, switch.session, root.epoch));
+    let kept = keep(slots, slot, &secrets, own, &switch, stands).await;
+    let rotated = match kept {
+        Ok(slot) => {
+            slots.remember(slot).await;
+            let (dropped, left) = drop_useless(slots, slot.name, &secrets, &switch).await;
+            Ok(Rotated {
+                epoch: keyring.epoch(),
+                generation,
+                slot: slot.name,
+                dropped,
+                left,
+            })
+        }
+        Err(error) => Err(error),
     };
-    let foreign = slots.foreign_to(&secrets);
+    if let Some(session) = session
+        && let Err(left) = session.end().await
+    {
+        tracing::warn!(error = %left, "the session of the rotation stays in the root");
+    }
+    rotated
+}
+
+/// Deletes the slots that open nothing new. Returns those that were deleted, and those that were
+/// not, each with the reason.
+async fn drop_useless(
+    slots: &Slots,
+    kept: SlotName,
+    secrets: &Secrets,
+    switch: &Switch<'_>,
+) -> (Vec<SlotName>, Vec<(SlotName, String)>) {
+    let (mut dropped, mut left) = (Vec::new(), Vec::new());
+    let foreign = slots.foreign_to(secrets);
     let useless = switch.known.union(&switch.strays);
-    for name in useless.filter(|name| **name != slot.name) {
+    for name in useless.filter(|name| **name != kept) {
         if foreign.contains(name) {
             let why = SlotsError::Foreign { slot: *name }.to_string();
-            rotated.left.push((*name, why));
+            left.push((*name, why));
             continue;
         }
         match slots.store().delete(&name.key()).await {
-            Ok(()) => rotated.dropped.push(*name),
-            Err(error) => rotated.left.push((*name, error.to_string())),
+            Ok(()) => dropped.push(*name),
+            Err(error) => left.push((*name, error.to_string())),
         }
     }
-    Ok(rotated)
+    (dropped, left)
 }
 
 /// Refuses to drop keys of other passwords that may be in force, or that hold master keys which no
@@ -181,25 +201,6 @@ fn next_secrets(slots: &Slots) -> Result<(Secrets, Option<KnownSlot>), SlotsErro
     }
     secrets.add_master(random(&**slots.entropy()));
     Ok((secrets, None))
-}
-
-async fn open_root(
-    slots: &Slots,
-    parts: &RotationParts<'_>,
-    keyring: Keyring,
-) -> Result<RootHandle, RootError> {
-    RootHandle::open(
-        RootParts {
-            store: slots.store().clone(),
-            keyring,
-            entropy: slots.entropy().clone(),
-            memory: parts.memory.clone(),
-            policy: parts.policy,
-            accept_rollback: parts.accept_rollback,
-        },
-        parts.min_generation,
-    )
-    .await
 }
 
 /// Decides the outcome of a switch that ended with `error`: returns the generation if the root is
@@ -232,16 +233,20 @@ async fn judge(
 }
 
 /// Ensures that a slot in force exists, and returns it: the new one; if that was removed or changed
-/// meanwhile, a later one that the password opens; otherwise a copy of the new one. A user that
-/// removed the new slot has another one in force, but the statements of a slot that the password
-/// does not open prove nothing.
+/// meanwhile, a later one that the password opens; otherwise, if the rotation's session `stands` in
+/// the root, a copy of the new one. A user that removed the new slot has another one in force, but
+/// the statements of a slot that the password does not open prove nothing.
+///
+/// # Errors
+/// [`SlotsError::Rotated`] if there is none, and the session does not stand: another rotation was
+/// made with this slot, and a change of keys may have removed it since. Store errors.
 async fn keep(
     slots: &Slots,
     slot: KnownSlot,
     secrets: &Secrets,
-    clock: Timestamp,
     own: &SlotFacts,
     switch: &Switch<'_>,
+    stands: bool,
 ) -> Result<KnownSlot, SlotsError> {
     let (store, repository) = (slots.store(), switch.repository);
     if let Some(Ok(there)) = read_slot(&**store, repository, slot.name).await?
@@ -265,7 +270,11 @@ async fn keep(
             fingerprint: newer.fingerprint(),
         });
     }
-    let copy = slots.put(slots.making_like(own, clock), secrets).await?;
+    if !stands {
+        return Err(SlotsError::Rotated);
+    }
+    let making = slots.making_like(own, switch.parts.clock);
+    let copy = slots.put(making, secrets).await?;
     tracing::warn!(slot = %slot.name, copy = %copy.name,
         "the new key was removed meanwhile; a copy stays");
     for (name, _) in newer {
@@ -277,13 +286,16 @@ async fn keep(
     Ok(copy)
 }
 
-/// Replaces the root by one that is sealed under the next master key, with the same contents: the
-/// handle's keyring seals under the newest one. No session makes it, since none may be in the root.
+/// Replaces the root by one that is sealed under the next master key, with the same contents and
+/// the session of the rotation: the handle's keyring seals under the newest one. No session makes
+/// it, since none may be in the root.
 struct Switch<'a> {
     parts: &'a RotationParts<'a>,
     store: Arc<dyn Store>,
     repository: RepositoryId,
     left: u32,
+    /// The session that the new root has.
+    session: SessionId,
     /// The new slot, and slots that are useless afterwards.
     known: BTreeSet<SlotName>,
     /// Slots of other rotations from the same epoch, which this one makes fail.
@@ -298,13 +310,13 @@ impl Switch<'_> {
     /// # Errors
     /// A refusal of kind `Busy` if other sessions are in it.
     fn clear_sessions(&self, root: &mut Root) -> Result<(), RootError> {
-        let RotationParts {
+        let KeyEntry {
             holder, processes, ..
-        } = self.parts;
+        } = &self.parts.entry;
         let is_dead = |id: &SessionId| {
             let session = &root.sessions[id];
             session.volume.is_none()
-                && session.holder.judge_locally(holder, *processes) == LocalVerdict::Dead
+                && session.judge_locally(holder, *processes) == LocalVerdict::Dead
         };
         let dead: Vec<SessionId> = root.sessions.keys().copied().filter(is_dead).collect();
         for dead in dead {
@@ -372,11 +384,16 @@ impl Transition for Switch<'_> {
         // Read after that: another rotation, once it is made, removes them too.
         self.require_own().await?;
         self.strays = strays;
-        Ok(())
+        let holder = HolderInfo {
+            mount_point: ROTATION.to_owned(),
+            ..self.parts.entry.holder.clone()
+        };
+        Ok(next.register(self.session, holder)?)
     }
 
-    async fn seen(&mut self, _: &Root) -> Result<bool, RootError> {
-        // The header shows it, and the next try reads that.
-        Ok(false)
+    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
+        // Session ids are random. Another rotation shows in the header, and the next try reads
+        // that.
+        Ok(root.sessions.contains_key(&self.session))
     }
 }

@@ -112,20 +112,24 @@ impl OpenSession {
         };
         let Some(request) = volume else {
             let base = entering.enter(None).await?;
-            let heartbeat = Heartbeat::start(handle.clone(), entering.id, None, base);
-            return Ok(Self {
-                handle: handle.clone(),
-                id: entering.id,
-                volume: None,
-                heartbeat,
-                taken_from: None,
-                ended_sessions: Vec::new(),
-                gaps: Vec::new(),
-                claimed: Vec::new(),
-            });
+            return Ok(Self::registered(handle, entering.id, base));
         };
         let entered = entering.enter_volume(&request).await?;
         Self::begin(entering, request, entered).await
+    }
+
+    /// Returns a session without a volume that is registered already, at its first base epoch.
+    pub(super) fn registered(handle: &RootHandle, id: SessionId, base: u64) -> Self {
+        Self {
+            handle: handle.clone(),
+            id,
+            volume: None,
+            heartbeat: Heartbeat::start(handle.clone(), id, None, base),
+            taken_from: None,
+            ended_sessions: Vec::new(),
+            gaps: Vec::new(),
+            claimed: Vec::new(),
+        }
     }
 
     /// Lets a new session take the volume over from this one, which can store nothing more. The
@@ -357,7 +361,8 @@ impl OpenSession {
     }
 }
 
-fn draw_id(handle: &RootHandle) -> SessionId {
+/// Draws the id of a new session.
+pub(super) fn draw_id(handle: &RootHandle) -> SessionId {
     let mut id = [0; 8];
     handle.entropy().fill(&mut id);
     SessionId(u64::from_le_bytes(id))

@@ -65,6 +65,15 @@ pub enum SlotsError {
          to them, no longer open the repository"
     )]
     Rotated,
+    /// The change was made, and it is not known that no rotation came between.
+    #[error(
+        "the keys were changed, but a rotation of the master key may have come between: {reason}; \
+         check the keys (bkfs key list)"
+    )]
+    Unconfirmed {
+        /// Why it is not known.
+        reason: String,
+    },
     /// Keys were removed, and then something failed, or some of them turned out to be needed.
     #[error("{}", told(removed, put_back, lost, source))]
     Interrupted {

@@ -19,9 +19,10 @@
 //! - Without a root that tells which key is in force, every slot that the password does not open
 //!   and that states no older epoch.
 //!
-//! Only the root orders a rotation and a change of slots. So every change reads the root's header
-//! again at its end, and reports a rotation that was made meanwhile. An unchanged header proves
-//! that no rotation was made, even if it is damaged.
+//! Only the root orders a rotation and a change of slots ([`super::key_change`]). Where no root can
+//! be read, and next to programs that do not enter it, every change reads the root's header again at
+//! its end, and reports a rotation that was made meanwhile. An unchanged header proves that none
+//! was made, even if it is damaged.
 
 use super::error::{RootError, unopenable};
 use super::force::{Force, changed_epoch, root_header};

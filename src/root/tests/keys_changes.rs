@@ -190,7 +190,9 @@ async fn a_rotation_relies_on_a_newer_key_that_its_password_opens() {
 }
 
 /// Returns a store that holds back the first read of a key after the root was replaced.
-async fn holding_after_the_root(store: &Arc<dyn Store>) -> (Gate, Arc<FaultStore>, Arc<dyn Store>) {
+pub async fn holding_after_the_root(
+    store: &Arc<dyn Store>,
+) -> (Gate, Arc<FaultStore>, Arc<dyn Store>) {
     // The number of such reads before comes from the same rotation of an equal repository.
     let whole = Arc::new(FaultStore::new(made().await));
     let looks = Strike::with(Trouble::Delay(Duration::ZERO)).on(Operation::GetTail);

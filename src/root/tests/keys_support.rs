@@ -3,7 +3,8 @@
 use super::support::{Seeded, holder, time};
 use crate::root::choice::KeyChoice;
 use crate::root::error::RootError;
-use crate::root::holder::SystemProcesses;
+use crate::root::holder::{ProcessState, Processes, SystemProcesses};
+use crate::root::key_change::{KeyChange, KeyEntry};
 use crate::root::memory::VolatileMemory;
 use crate::root::repository::{
     Accepted, NewRepository, OpenOptions, Passwords, Repository, create, read_config,
@@ -132,15 +133,45 @@ pub async fn add(store: &Arc<dyn Store>, password: &str, label: &str) -> SlotNam
 
 pub fn parts(drops_others: bool) -> RotationParts<'static> {
     RotationParts {
+        entry: entry("rotator"),
+        clock: time(3000),
+        drops_others,
+    }
+}
+
+/// How a change of keys enters the root on the machine `name`.
+pub fn entry(name: &str) -> KeyEntry<'static> {
+    KeyEntry {
         memory: Arc::new(VolatileMemory::default()),
         policy: RetryPolicy::default(),
         min_generation: 0,
         accept_rollback: false,
-        holder: holder("rotator"),
+        holder: holder(name),
         processes: &SystemProcesses,
-        clock: time(3000),
-        drops_others,
     }
+}
+
+/// Finds that no process of this machine runs.
+#[derive(Debug)]
+pub struct AllGone;
+
+impl Processes for AllGone {
+    fn state(&self, _: u32) -> ProcessState {
+        ProcessState::Gone
+    }
+}
+
+/// Changes keys on the machine `name`, as the commands do.
+///
+/// # Errors
+/// Those of [`KeyChange::begin`], of the change, and of [`KeyChange::end`].
+pub async fn changed<T>(
+    slots: &Slots,
+    entry: KeyEntry<'_>,
+    change: impl Future<Output = Result<T, SlotsError>>,
+) -> Result<T, SlotsError> {
+    let standing = KeyChange::begin(slots, &entry).await?;
+    standing.end(change.await).await
 }
 
 /// Rotates the master key; keys of other passwords may be dropped.

@@ -6,6 +6,7 @@ mod journal;
 mod keys;
 mod keys_changes;
 mod keys_damage;
+mod keys_exclusion;
 mod keys_rotation;
 mod keys_support;
 mod lists;

@@ -1,0 +1,179 @@
+//! Changes of keys and rotations of the master key exclude each other.
+//!
+//! Owns the session of maintenance that stands in the root while keys are added, removed or
+//! changed, and the order that follows from it. [`super::slots`] and [`super::slot_removal`] make
+//! the changes, [`super::rotation`] the rotations.
+//!
+//! A change registers its session before its first write below `keys/`. A rotation replaces a root
+//! in which no session stands, and enters that root itself, with a mount point by which others
+//! recognize it; it leaves when it writes no key any more. So of the two:
+//! - A rotation that reads the root before the change registers fails to replace it, and reads
+//!   again.
+//! - A rotation that reads it while the change stands is refused.
+//! - A rotation that reads it after the change has left lists the keys after that, and is refused
+//!   if one is there that it does not know, or its own is gone.
+//! - A change that comes after the rotation cannot open the root with its older key.
+//! - A change with the new key that comes while the rotation stands is refused. A rotation that
+//!   finds its new key gone may write a copy of it, which a removed password must not get.
+//!
+//! A change believes that it stood all the time only from a read of the root after its last write.
+//! A dead change or rotation leaves its session as every command does: the next one on the same
+//! machine removes it, and `bkfs session end` on others.
+//!
+//! No rotation is made of a root that is absent or damaged. There a change registers nothing.
+
+use super::error::RootError;
+use super::handle::{RootHandle, RootParts};
+use super::holder::Processes;
+use super::memory::GenerationMemory;
+use super::refusal::Refusal;
+use super::retry::RetryPolicy;
+use super::session::OpenSession;
+use super::slot_error::SlotsError;
+use super::slots::Slots;
+use super::state::{HolderInfo, ROOT_KEY, Root, SessionId};
+use bkfs_chunker::crypto::{Keyring, OpenError};
+use std::sync::Arc;
+
+/// The mount point that the session of a rotation names.
+pub const ROTATION: &str = "bkfs key rotate";
+
+/// How a change of keys or a rotation enters the root.
+pub struct KeyEntry<'a> {
+    /// This machine's memory of the repository.
+    pub memory: Arc<dyn GenerationMemory>,
+    /// Timeouts and back-off.
+    pub policy: RetryPolicy,
+    /// The oldest generation of the root that is accepted.
+    pub min_generation: u64,
+    /// Accept the root as it is found, whatever this machine remembers.
+    pub accept_rollback: bool,
+    /// The acting party: dead maintenance sessions of this machine do not block it.
+    pub holder: HolderInfo,
+    /// Tells whether the processes of those sessions live.
+    pub processes: &'a dyn Processes,
+}
+
+impl KeyEntry<'_> {
+    /// Opens the root with the given keys.
+    ///
+    /// # Errors
+    /// Those of [`RootHandle::open`].
+    pub(super) async fn open_root(
+        &self,
+        slots: &Slots,
+        keyring: Keyring,
+    ) -> Result<RootHandle, RootError> {
+        let parts = RootParts {
+            store: slots.store().clone(),
+            keyring,
+            entropy: slots.entropy().clone(),
+            memory: self.memory.clone(),
+            policy: self.policy,
+            accept_rollback: self.accept_rollback,
+        };
+        RootHandle::open(parts, self.min_generation).await
+    }
+}
+
+/// A change of keys that stands in the root, unless there is no root that can be read.
+#[derive(Debug)]
+pub struct KeyChange(Option<(RootHandle, OpenSession)>);
+
+impl KeyChange {
+    /// Begins a change of the keys that `slots` has read.
+    ///
+    /// Cancel safety: dropped, it may leave its session in the root, as
+    /// [`OpenSession::open`] does.
+    ///
+    /// # Errors
+    /// [`SlotsError::Rotated`] if the root is sealed under a newer master key; a refusal of kind
+    /// `Busy` that names the session of a rotation; those of [`RootHandle::open`] and
+    /// [`OpenSession::open`].
+    pub async fn begin(slots: &Slots, entry: &KeyEntry<'_>) -> Result<Self, SlotsError> {
+        let handle = match entry.open_root(slots, slots.keyring().clone()).await {
+            Ok(handle) => handle,
+            Err(error) if has_no_root(&error) => {
+                slots.require_unrotated().await?;
+                return Ok(Self(None));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let holder = entry.holder.clone();
+        let session = OpenSession::open(&handle, holder, None, entry.processes).await?;
+        let sessions = rotations(&handle.current().root);
+        let change = Self(Some((handle, session)));
+        match sessions.is_empty() {
+            true => Ok(change),
+            false => {
+                change.leave().await;
+                Err(RootError::from(Refusal::Busy { sessions }).into())
+            }
+        }
+    }
+
+    /// Ends the change, and returns its result. If it was made, the session must have stood until
+    /// then.
+    ///
+    /// Cancel safety: dropped, it may leave its session in the root. The change is made or not, as
+    /// before.
+    ///
+    /// # Errors
+    /// That of the change; [`SlotsError::Unconfirmed`] if it was made, and a rotation may have come
+    /// between.
+    pub async fn end<T>(self, changed: Result<T, SlotsError>) -> Result<T, SlotsError> {
+        let stands = match &changed {
+            Ok(_) => self.require_standing().await,
+            Err(_) => Ok(()),
+        };
+        self.leave().await;
+        stands.and(changed)
+    }
+
+    /// Checks with a read of the root that the session stands in it.
+    async fn require_standing(&self) -> Result<(), SlotsError> {
+        let Some((handle, session)) = &self.0 else {
+            return Ok(());
+        };
+        let unconfirmed = |reason: String| Err(SlotsError::Unconfirmed { reason });
+        match handle.refresh().await {
+            Ok(view) if view.root.sessions.contains_key(&session.id()) => Ok(()),
+            Ok(_) => unconfirmed("its session was ended by another program".to_owned()),
+            Err(error) => unconfirmed(error.to_string()),
+        }
+    }
+
+    async fn leave(self) {
+        if let Some((_, session)) = self.0
+            && let Err(left) = session.end().await
+        {
+            tracing::warn!(error = %left, "the session of the change of keys stays in the root");
+        }
+    }
+}
+
+/// Whether the root is absent or damaged, so that no rotation can be made of it.
+fn has_no_root(error: &RootError) -> bool {
+    match error {
+        RootError::Store(error) => error.is_not_found() && error.key() == ROOT_KEY,
+        RootError::Damaged { key, .. } => key == ROOT_KEY,
+        RootError::Unopenable { key, source } => {
+            let may_be_whole = matches!(
+                source,
+                OpenError::OtherFormat { .. }
+                    | OpenError::UnknownFeatures { .. }
+                    | OpenError::OlderKeyEpoch { .. }
+            );
+            key == ROOT_KEY && !may_be_whole
+        }
+        _ => false,
+    }
+}
+
+/// The sessions of rotations in the root.
+fn rotations(root: &Root) -> Vec<(SessionId, HolderInfo)> {
+    let sessions = root.sessions.iter();
+    let rotations = sessions.filter(|(_, session)| session.holder.mount_point == ROTATION);
+    let named = rotations.map(|(id, session)| (*id, session.holder.clone()));
+    named.collect()
+}

@@ -3,11 +3,13 @@
 
 use std::sync::Arc;
 
-use bkfs::maintain::check::check;
-use bkfs::maintain::report::ProblemKind;
+use bkfs::maintain::check::{check, examine};
+use bkfs::maintain::report::{PROBLEMS_MAX, ProblemKind};
 use bkfs::maintain::sample::Sample;
+use bkfs_chunker::crypto::SlotName;
 use bkfs_store::Operation;
 use bkfs_testing::counting::CountingStore;
+use bytes::Bytes;
 
 use crate::cases::{Case, Harm, run_case};
 use crate::world::{Fixture, PASSWORD, bucket, class_of, wait};
@@ -112,4 +114,24 @@ fn damage_names_the_files_that_need_it() {
         named.extend(problem.files.clone());
     }
     assert!(named.iter().any(|file| file.contains(":/")), "{named:?}");
+}
+
+/// A report lists a bounded number of problems. A repair from another repository goes by what is
+/// lost.
+#[test]
+fn what_is_lost_behind_any_number_of_problems_is_known() {
+    let mut fixture = Fixture::build(None);
+    // Anyone who can write to the bucket can put these there. They are read before the packs.
+    for number in 0..PROBLEMS_MAX as u64 {
+        let junk = Bytes::from_static(b"junk");
+        fixture.objects.insert(SlotName(number).key(), junk);
+    }
+    let mut packs = fixture.needed.iter().filter(|key| class_of(key) == "data");
+    let pack = packs.next().expect("a pack").clone();
+    let harmed = Case::new(&pack, Harm::Flip(300, 1)).apply(&fixture);
+    let store = bucket(&harmed);
+    let findings = wait(examine(store, &fixture.keyring, &fixture.options())).expect("examines");
+    assert!(findings.report.more_problems > 0, "the report is not full");
+    assert!(!findings.report.names(&pack), "it is listed");
+    assert!(findings.damage.has_lost(), "nothing is lost");
 }

@@ -249,8 +249,22 @@ impl StoreClient {
                 }
             }
             StoreErrorKind::Invalid if attempt < MALFORMED_ATTEMPTS => {}
-            _ if attempt >= STUBBORN_ATTEMPTS => return Err(error.into()),
-            _ => {}
+            StoreErrorKind::AlreadyExists
+            | StoreErrorKind::Conflict
+            | StoreErrorKind::NotModified
+            | StoreErrorKind::Denied
+            | StoreErrorKind::NoBucket
+            | StoreErrorKind::NoServer
+            | StoreErrorKind::Unreachable
+            | StoreErrorKind::Throttled
+            | StoreErrorKind::OutcomeUnknown
+            | StoreErrorKind::NoSpace
+            | StoreErrorKind::Invalid
+            | StoreErrorKind::Other => {
+                if attempt >= STUBBORN_ATTEMPTS {
+                    return Err(error.into());
+                }
+            }
         }
         self.counters.retries.one();
         self.progress.pause(attempt, &*self.entropy).await;
@@ -355,7 +369,15 @@ impl StoreClient {
             | StoreErrorKind::OutcomeUnknown
             | StoreErrorKind::Denied => false,
             StoreErrorKind::NoSpace => !self.bears_refusals(),
-            _ => true,
+            StoreErrorKind::NotFound
+            | StoreErrorKind::AlreadyExists
+            | StoreErrorKind::Conflict
+            | StoreErrorKind::NotModified
+            | StoreErrorKind::OutOfRange
+            | StoreErrorKind::NoBucket
+            | StoreErrorKind::NoServer
+            | StoreErrorKind::Invalid
+            | StoreErrorKind::Other => true,
         }
     }
 

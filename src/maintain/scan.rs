@@ -106,7 +106,19 @@ fn unread(error: &StoreError) -> Problem {
     let what = format!("it cannot be read: {}", error.message());
     let kind = match error.kind() {
         StoreErrorKind::Denied => ProblemKind::Refused,
-        _ => ProblemKind::Damaged,
+        StoreErrorKind::NotFound
+        | StoreErrorKind::AlreadyExists
+        | StoreErrorKind::Conflict
+        | StoreErrorKind::NotModified
+        | StoreErrorKind::OutOfRange
+        | StoreErrorKind::NoBucket
+        | StoreErrorKind::NoServer
+        | StoreErrorKind::Unreachable
+        | StoreErrorKind::Throttled
+        | StoreErrorKind::OutcomeUnknown
+        | StoreErrorKind::NoSpace
+        | StoreErrorKind::Invalid
+        | StoreErrorKind::Other => ProblemKind::Damaged,
     };
     Problem::new(error.key(), kind, what)
 }

@@ -556,7 +556,17 @@ fn of_store(error: &StoreError) -> ErrorKind {
     match error.kind() {
         StoreErrorKind::NoBucket => ErrorKind::NoRepository,
         StoreErrorKind::NotFound | StoreErrorKind::OutOfRange => ErrorKind::Damaged,
-        _ => ErrorKind::Unavailable,
+        StoreErrorKind::AlreadyExists
+        | StoreErrorKind::Conflict
+        | StoreErrorKind::NotModified
+        | StoreErrorKind::Denied
+        | StoreErrorKind::NoServer
+        | StoreErrorKind::Unreachable
+        | StoreErrorKind::Throttled
+        | StoreErrorKind::OutcomeUnknown
+        | StoreErrorKind::NoSpace
+        | StoreErrorKind::Invalid
+        | StoreErrorKind::Other => ErrorKind::Unavailable,
     }
 }
 

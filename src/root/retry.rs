@@ -72,11 +72,11 @@ impl RetryPolicy {
 
     /// Whether a request with this error is sent again.
     pub(super) fn bears(&self, error: &StoreError) -> bool {
-        let is_answer = matches!(
-            error.kind(),
-            StoreErrorKind::NotFound | StoreErrorKind::OutOfRange
-        );
-        may_pass(error) || (self.bears_refusals && !is_answer)
+        match Meaning::of(error.kind()) {
+            Meaning::Passing => true,
+            Meaning::Refusal | Meaning::NoServer => self.bears_refusals,
+            Meaning::Answer => false,
+        }
     }
 }
 
@@ -86,29 +86,48 @@ const SLOWEST_BYTES_PER_SECOND: u64 = 256 * 1024;
 /// Shortest time to wait for an answer.
 const LAST_CHANCE: Duration = Duration::from_secs(1);
 
-/// Whether the answer proves that the request was refused and not applied.
-pub(super) fn is_refusal(kind: StoreErrorKind) -> bool {
-    matches!(
-        kind,
-        StoreErrorKind::Denied
+/// What a failed request at an object of the protocol means for the next one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Meaning {
+    /// The store says what there is of the object. The same request gives the same answer.
+    Answer,
+    /// The request was refused and not applied. A person must act.
+    Refusal,
+    /// There is no server. A person must act.
+    NoServer,
+    /// The error may pass by itself, or after a look at the object.
+    Passing,
+}
+
+impl Meaning {
+    /// Decides for each kind: a new one does not compile until it is decided.
+    fn of(kind: StoreErrorKind) -> Self {
+        match kind {
+            StoreErrorKind::NotFound | StoreErrorKind::OutOfRange => Self::Answer,
+            StoreErrorKind::Denied
             | StoreErrorKind::NoBucket
             | StoreErrorKind::NoSpace
-            | StoreErrorKind::Invalid
-    )
+            | StoreErrorKind::Invalid => Self::Refusal,
+            StoreErrorKind::NoServer => Self::NoServer,
+            StoreErrorKind::AlreadyExists
+            | StoreErrorKind::Conflict
+            | StoreErrorKind::NotModified
+            | StoreErrorKind::Unreachable
+            | StoreErrorKind::Throttled
+            | StoreErrorKind::OutcomeUnknown
+            | StoreErrorKind::Other => Self::Passing,
+        }
+    }
+}
+
+/// Whether the answer proves that the request was refused and not applied.
+pub(super) fn is_refusal(kind: StoreErrorKind) -> bool {
+    Meaning::of(kind) == Meaning::Refusal
 }
 
 /// Whether an error may pass without a person's action.
 pub(super) fn may_pass(error: &StoreError) -> bool {
-    !matches!(
-        error.kind(),
-        StoreErrorKind::Denied
-            | StoreErrorKind::NoBucket
-            | StoreErrorKind::NoServer
-            | StoreErrorKind::NotFound
-            | StoreErrorKind::Invalid
-            | StoreErrorKind::NoSpace
-            | StoreErrorKind::OutOfRange
-    )
+    Meaning::of(error.kind()) == Meaning::Passing
 }
 
 /// Bounds a request by the policy's timeout. The store may still carry out a request that timed

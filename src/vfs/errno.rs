@@ -42,17 +42,35 @@ pub fn errno(error: &VolumeError) -> Errno {
 
 fn content_errno(error: &ContentError) -> Errno {
     match error.cause() {
-        ContentError::Store(error) if error.kind() == StoreErrorKind::NoSpace => Errno::ENOSPC,
+        ContentError::Store(error) => store_errno(error.kind()),
         ContentError::Damaged { .. }
         | ContentError::Missing { .. }
         | ContentError::Unknown { .. }
         | ContentError::Unreadable { .. }
-        | ContentError::Store(_)
         | ContentError::Stalled { .. }
         | ContentError::Failed(_)
         | ContentError::Invalid(_)
         | ContentError::CacheDirectory { .. }
         | ContentError::Spool(_)
         | ContentError::Internal(_) => Errno::EIO,
+    }
+}
+
+fn store_errno(kind: StoreErrorKind) -> Errno {
+    match kind {
+        StoreErrorKind::NoSpace => Errno::ENOSPC,
+        StoreErrorKind::NotFound
+        | StoreErrorKind::AlreadyExists
+        | StoreErrorKind::Conflict
+        | StoreErrorKind::NotModified
+        | StoreErrorKind::OutOfRange
+        | StoreErrorKind::Denied
+        | StoreErrorKind::NoBucket
+        | StoreErrorKind::NoServer
+        | StoreErrorKind::Unreachable
+        | StoreErrorKind::Throttled
+        | StoreErrorKind::OutcomeUnknown
+        | StoreErrorKind::Invalid
+        | StoreErrorKind::Other => Errno::EIO,
     }
 }

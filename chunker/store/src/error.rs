@@ -209,10 +209,21 @@ impl StoreError {
     /// because this one changed nothing. [`StoreErrorKind::OutcomeUnknown`] is not transient: read
     /// the object first.
     pub fn is_transient(&self) -> bool {
-        matches!(
-            self.kind,
-            StoreErrorKind::Unreachable | StoreErrorKind::Throttled
-        )
+        match self.kind {
+            StoreErrorKind::Unreachable | StoreErrorKind::Throttled => true,
+            StoreErrorKind::NotFound
+            | StoreErrorKind::AlreadyExists
+            | StoreErrorKind::Conflict
+            | StoreErrorKind::NotModified
+            | StoreErrorKind::OutOfRange
+            | StoreErrorKind::Denied
+            | StoreErrorKind::NoBucket
+            | StoreErrorKind::NoServer
+            | StoreErrorKind::OutcomeUnknown
+            | StoreErrorKind::NoSpace
+            | StoreErrorKind::Invalid
+            | StoreErrorKind::Other => false,
+        }
     }
 
     /// Returns whether the store did not give one object that was asked for repeatedly, and gave

@@ -143,7 +143,16 @@ pub async fn probe_locks(store: &dyn Store, salt: &str, lock: &Lock) -> Result<(
                  {error}"
             ))
         }
-        _ => error.into(),
+        StoreErrorKind::AlreadyExists
+        | StoreErrorKind::Conflict
+        | StoreErrorKind::NotModified
+        | StoreErrorKind::OutOfRange
+        | StoreErrorKind::NoBucket
+        | StoreErrorKind::NoServer
+        | StoreErrorKind::Unreachable
+        | StoreErrorKind::Throttled
+        | StoreErrorKind::OutcomeUnknown
+        | StoreErrorKind::NoSpace => error.into(),
     };
     let put = store.put_locked(&key, body(&key, "locked"), lock).await;
     put.map_err(|error| refused(error, "lock objects (s3:PutObjectRetention)"))?;
@@ -389,7 +398,18 @@ async fn probe_parts(store: &dyn Store, key: &str) -> Result<(), Verdict> {
         StoreErrorKind::Invalid | StoreErrorKind::OutOfRange => Verdict::Unfit(format!(
             "a part of an object cannot be read (Range): {error}"
         )),
-        _ => Verdict::Failed(error),
+        StoreErrorKind::NotFound
+        | StoreErrorKind::AlreadyExists
+        | StoreErrorKind::Conflict
+        | StoreErrorKind::NotModified
+        | StoreErrorKind::Denied
+        | StoreErrorKind::NoBucket
+        | StoreErrorKind::NoServer
+        | StoreErrorKind::Unreachable
+        | StoreErrorKind::Throttled
+        | StoreErrorKind::OutcomeUnknown
+        | StoreErrorKind::NoSpace
+        | StoreErrorKind::Other => Verdict::Failed(error),
     };
     let read = store.get_range(key, part.start as u64..part.end as u64);
     let middle = read.await.map_err(refused)?;

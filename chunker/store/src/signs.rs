@@ -272,33 +272,57 @@ impl Drop for Request {
 
 /// Returns whether an error is a regular answer of a healthy store.
 fn is_well(kind: StoreErrorKind) -> bool {
-    matches!(
-        kind,
+    match kind {
         StoreErrorKind::NotFound
-            | StoreErrorKind::AlreadyExists
-            | StoreErrorKind::Conflict
-            | StoreErrorKind::NotModified
-            | StoreErrorKind::OutOfRange
-    )
+        | StoreErrorKind::AlreadyExists
+        | StoreErrorKind::Conflict
+        | StoreErrorKind::NotModified
+        | StoreErrorKind::OutOfRange => true,
+        StoreErrorKind::Denied
+        | StoreErrorKind::NoBucket
+        | StoreErrorKind::NoServer
+        | StoreErrorKind::Unreachable
+        | StoreErrorKind::Throttled
+        | StoreErrorKind::OutcomeUnknown
+        | StoreErrorKind::NoSpace
+        | StoreErrorKind::Invalid
+        | StoreErrorKind::Other => false,
+    }
 }
 
-/// Returns one word for why a request failed. Only the text says why a connection failed.
+/// Returns one word for why a request failed.
 fn cause_of(error: &StoreError) -> &'static str {
-    let text = error.message();
-    let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
     match error.kind() {
         StoreErrorKind::NoSpace => "full",
         StoreErrorKind::Denied => "denied",
         StoreErrorKind::NoBucket => "no-bucket",
         StoreErrorKind::Throttled => "busy",
-        _ if says(&["dns error", "lookup address", "resolve"]) => "dns",
-        _ if says(&["certificate", "TLS", "tls handshake"]) => "tls",
-        _ if says(&["onnection refused"]) => "refused",
-        _ if says(&[" answered "]) => "http",
-        _ if says(&["no answer", "no progress", "timed out"]) => "silence",
-        StoreErrorKind::Unreachable | StoreErrorKind::OutcomeUnknown => "unreachable",
-        _ => "error",
+        StoreErrorKind::Unreachable | StoreErrorKind::OutcomeUnknown => {
+            cause_in(error.message()).unwrap_or("unreachable")
+        }
+        StoreErrorKind::NotFound
+        | StoreErrorKind::AlreadyExists
+        | StoreErrorKind::Conflict
+        | StoreErrorKind::NotModified
+        | StoreErrorKind::OutOfRange
+        | StoreErrorKind::NoServer
+        | StoreErrorKind::Invalid
+        | StoreErrorKind::Other => cause_in(error.message()).unwrap_or("error"),
     }
+}
+
+/// Returns one word for why a connection failed, if the text tells: only the text does.
+fn cause_in(text: &str) -> Option<&'static str> {
+    let causes: [(&str, &[&str]); 5] = [
+        ("dns", &["dns error", "lookup address", "resolve"]),
+        ("tls", &["certificate", "TLS", "tls handshake"]),
+        ("refused", &["onnection refused"]),
+        ("http", &[" answered "]),
+        ("silence", &["no answer", "no progress", "timed out"]),
+    ];
+    let is_told = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    let mut told = causes.iter().filter(|(_, words)| is_told(words));
+    told.next().map(|(cause, _)| *cause)
 }
 
 #[cfg(test)]

@@ -229,9 +229,11 @@ fn frames() -> Vec<Vec<(Kind, Vec<u8>)>> {
     ]
 }
 
-fn pack(keyring: &Keyring, name: PackName, effort: Effort) -> FinishedPack {
+/// Returns a pack of [`frames`] and its bytes.
+fn pack(keyring: &Keyring, name: PackName, effort: Effort) -> (FinishedPack, Vec<u8>) {
     let mut encoder = FrameEncoder::new();
     let mut builder = PackBuilder::new(keyring, Class::DataPack, name, Features::NONE, [0x99; 32]);
+    let mut sealed = Vec::new();
     for frame in frames() {
         let blobs: Vec<_> = frame
             .iter()
@@ -240,11 +242,12 @@ fn pack(keyring: &Keyring, name: PackName, effort: Effort) -> FinishedPack {
         let pushed = builder
             .push(&mut encoder, &blobs, effort)
             .expect("the frame is small");
-        assert!(pushed.is_some(), "the pack has room");
+        sealed.push(pushed.expect("the pack has room"));
     }
-    builder
-        .finish(&mut encoder, effort)
-        .expect("all frames are there")
+    let finished = builder.finish(&mut encoder, effort);
+    let (pack, end) = finished.expect("all frames are there");
+    let object = [pack.header.as_slice(), &sealed.concat(), &end].concat();
+    (pack, object)
 }
 
 /// Reads a pack from its bytes alone and compares it with [`frames`].
@@ -285,9 +288,9 @@ fn read_pack(keyring: &Keyring, object: &[u8]) {
 #[test]
 fn packs() {
     for (name, keyring) in keyrings() {
-        let made = pack(&keyring, NAME, Effort::None).parts.concat();
+        let made = pack(&keyring, NAME, Effort::None).1;
         read_pack(&keyring, &fixed(&format!("pack-{name}.bin"), &made));
-        let make = || pack(&keyring, NAME, Effort::Level(3)).parts.concat();
+        let make = || pack(&keyring, NAME, Effort::Level(3)).1;
         let frozen = readable(&format!("pack-{name}-zstd.bin"), make);
         assert!(frozen.len() < made.len(), "something is compressed in it");
         read_pack(&keyring, &frozen);
@@ -301,7 +304,8 @@ fn index_objects() {
             sequence: 41,
             ..NAME
         };
-        let packs = [NAME, other].map(|name| PackRecord::from(&pack(&keyring, name, Effort::None)));
+        let packs =
+            [NAME, other].map(|name| PackRecord::from(&pack(&keyring, name, Effort::None).0));
         let payload = |effort| {
             let payload = index::encode(&mut packs.clone(), &mut Encoder::new(), effort);
             payload.expect("two packs fit")

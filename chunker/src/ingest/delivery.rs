@@ -195,6 +195,5 @@ async fn read(session: &Arc<Session>, pack: NamedPack) -> Result<FinishedPack, C
         header,
         footer,
         length,
-        parts: Vec::new(),
     })
 }

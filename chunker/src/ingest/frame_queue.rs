@@ -80,7 +80,7 @@ impl Backlog {
     /// Adds a frame, or drops it if the backlog is closed. Returns true if the caller must start
     /// another task, because fewer than the maximum are running.
     pub(super) fn push(&self, full: FullFrame) -> bool {
-        let bytes = full.raw.bytes();
+        let bytes = full.bytes;
         let mut queue = self.queue.lock();
         if queue.is_closed {
             return false;
@@ -111,7 +111,7 @@ impl Backlog {
         let mut bytes = 0;
         let mut taken = Vec::new();
         while let Some(full) = queue.frames.front() {
-            let with_this = bytes + full.raw.bytes();
+            let with_this = bytes + full.bytes;
             if !taken.is_empty() && with_this > self.job_bytes {
                 break;
             }
@@ -150,14 +150,12 @@ impl Backlog {
 mod tests {
     use std::sync::Arc;
 
-    use bytes::Bytes;
     use futures::FutureExt;
 
     use super::*;
     use crate::crypto::Class;
     use crate::gate::ByteGate;
-    use crate::id::{Id, Kind};
-    use crate::pending::{BlobKey, Frame, FrameState, RawFrame};
+    use crate::pending::Frame;
 
     const FRAME_LEN: usize = JOB_BYTES / 8;
     const BOUND_FRAMES: usize = WAITING_BYTES_PER_THREAD / FRAME_LEN;
@@ -169,16 +167,10 @@ mod tests {
     }
 
     fn frame_of(gate: &ByteGate, number: u64, length: usize) -> FullFrame {
-        let mut raw = RawFrame::default();
-        let key = BlobKey::of(Kind::Chunk, &Id([7; 32]));
-        raw.push(key, Bytes::from(vec![0; length]));
         FullFrame {
-            frame: Arc::new(Frame {
-                number,
-                class: Class::DataPack,
-                state: Mutex::new(FrameState::Gathering),
-            }),
-            raw: Arc::new(raw),
+            frame: Arc::new(Frame::new(number, Class::DataPack)),
+            blobs: 1,
+            bytes: length,
             reservation: gate.try_reserve(1).expect("there is room"),
         }
     }
@@ -241,7 +233,7 @@ mod tests {
         }
         assert_eq!(held, BUDGET / WAITING_SHARE);
         let taken = (0..tasks).filter_map(|_| backlog.take());
-        let bytes = taken.flatten().map(|full| full.raw.bytes() as u64);
+        let bytes = taken.flatten().map(|full| full.bytes as u64);
         assert!(bytes.sum::<u64>() <= BUDGET / WORKING_SHARE);
     }
 

@@ -1,10 +1,9 @@
-//! The way of accepted data from its frames to the bucket: through the workers into packs, and from
-//! closed packs to their upload.
+//! The order in which accepted frames reach the workers and join packs.
 //!
 //! Owns the budget that callers wait for, the cut that sends what rests, and the tasks that process
-//! one frame or pack each, even if the call that stored it is dropped. After a transient error a
-//! task tries again, without a time limit. Does not own the choice between direct upload and the
-//! spool (upload), nor the state of the session.
+//! full frames, even if the call that stored them is dropped. Works with frames and packs by their
+//! numbers and lengths. Does not own their bytes (`pending`), what becomes of closed packs (upload),
+//! nor the state of the session.
 
 use std::sync::Arc;
 
@@ -14,8 +13,8 @@ use crate::codec::Balance;
 use crate::crypto::{Class, Features};
 use crate::error::ContentError;
 use crate::gate::Reservation;
-use crate::pack::{FrameTicket, PackBuilder};
-use crate::pending::{FullFrame, NewPack, OpenPack};
+use crate::pack::PackBuilder;
+use crate::pending::{FramePlace, FullFrame, NewPack, OpenPack};
 use crate::workers::Scratch;
 use bkfs_store::entropy::{number, salt};
 
@@ -65,7 +64,7 @@ impl Session {
 
     /// If callers wait for the write budget and nothing in flight would free it, sends the data
     /// that rests in open packs.
-    fn make_room(self: &Arc<Self>) {
+    pub(super) fn make_room(self: &Arc<Self>) {
         if !self.demand.borrow().is_awaited() {
             return;
         }
@@ -132,15 +131,16 @@ impl Session {
         scratch: &mut Scratch,
     ) -> Result<Vec<OpenPack>, ContentError> {
         let class = full.frame.class;
-        let ticket = self.ticket(&full)?;
-        let blobs = full.raw.blobs();
+        let place = self.place(&full)?;
         let effort = self.shared.effort(self.balance());
-        let sealed = ticket
-            .seal(&mut scratch.frames, &blobs, effort)
+        let sealed = full
+            .frame
+            .seal(place, &mut scratch.frames, effort)
             .map_err(|_| ContentError::Internal("a frame takes less than it should"))?;
-        drop(blobs);
         let counters = &self.shared.link.counters;
-        counters.bytes_compressed.add(sealed.bytes().len() as u64);
+        counters
+            .bytes_compressed
+            .add(u64::from(sealed.stored_length()));
         self.pending_index()
             .pack_writer(class)
             .deliver(full, sealed)
@@ -161,7 +161,7 @@ impl Session {
         }
     }
 
-    fn ticket(&self, full: &FullFrame) -> Result<FrameTicket, ContentError> {
+    fn place(&self, full: &FullFrame) -> Result<FramePlace, ContentError> {
         let class = full.frame.class;
         let mut pending_index = self.pending_index();
         let (names, pack_writer) = pending_index.names_and_pack_writer(class);
@@ -178,44 +178,5 @@ impl Session {
                 opener: Arc::new(opener),
             })
         })
-    }
-
-    fn send_all(self: &Arc<Self>, packs: impl IntoIterator<Item = OpenPack>) {
-        for pack in packs {
-            let session = Arc::clone(self);
-            self.spawn(async move { session.send(pack).await });
-        }
-    }
-
-    /// Uploads a pack. A metadata pack is uploaded only after all data that was accepted before the
-    /// pack was closed (rule 1).
-    async fn send(self: Arc<Self>, pack: OpenPack) -> Result<(), ContentError> {
-        let is_metadata = pack.class == Class::MetadataPack;
-        let after = is_metadata.then(|| self.cut(&[Class::DataPack]));
-        let (builder, mut sent) = pack.into_parts();
-        let effort = self.shared.effort(Balance::Even);
-        let job = self
-            .shared
-            .workers
-            .run(move |scratch| builder.finish(&mut scratch.frames, effort));
-        let mut pack = job
-            .await?
-            .map_err(|_| ContentError::Internal("a pack does not end as it should"))?;
-        self.ship(&mut pack, &mut sent, after).await?;
-        self.shared.link.counters.packs_uploaded.one();
-        let whole = is_metadata.then(|| pack.parts.clone());
-        let name = pack.name;
-        self.pending_index().acknowledge(&sent, pack);
-        self.beat();
-        if let Some(parts) = whole {
-            // Trees are usually read soon after they are written. The reservation is given back
-            // after the pack is in the disk cache.
-            self.shared.reader.keep_pack(name, parts).await;
-        }
-        // Gives the reservation back before the next beat reports the budget.
-        drop(sent);
-        self.beat();
-        self.make_room();
-        Ok(())
     }
 }

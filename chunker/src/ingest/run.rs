@@ -306,11 +306,13 @@ async fn store_blobs(
                 let mut pending_index = session.pending_index();
                 for blob in group {
                     let part = reservation.split(blob.bytes.len() as u64 + BLOB_OVERHEAD_BYTES);
-                    let new = hold.take(&blob.bytes);
-                    let gathered =
-                        pending_index.gather((blob.kind, blob.id), new, part, manner.matching);
+                    let (name, length) = ((blob.kind, blob.id), blob.bytes.len());
+                    let gathered = pending_index.gather(name, length, part, manner.matching);
                     full.extend(gathered.full);
-                    stored += if gathered.new { blob.bytes.len() } else { 0 };
+                    if let Some(new) = gathered.new {
+                        new.fill(hold.take(&blob.bytes));
+                        stored += length;
+                    }
                 }
             }
             session.process_all(full);

@@ -1,25 +1,29 @@
-//! Construction of a pack in memory.
+//! Construction of a pack: which frames it has, and what lies around them.
+//!
+//! Owns the tickets of a pack, its room, its footer and its trailer. Works with the numbers and
+//! lengths of frames. Their bytes stay with those who sealed them, who also send them.
 
+use super::frame::{FrameRecord, FrameTicket, Reserved};
 use super::{
     FOOTER_RAW_MAX, FRAME_BLOBS_MAX, FRAME_RAW_MAX, Footer, FooterBuilder, FrameEncoder,
     PACK_BLOBS_MAX, PACK_BYTES_MAX, PACK_FRAMES_MAX, PackError, PackName, frame_raw_length,
 };
-use crate::codec::{CODED_HEAD_LEN, Effort};
-use crate::crypto::{BOX_OVERHEAD, Class, Features, HEADER_LEN, Keyring, ObjectSealer};
+use crate::codec::Effort;
+use crate::crypto::{Class, Features, HEADER_LEN, Keyring, ObjectSealer};
 use crate::id::{Kind, Prefix};
 use bytes::Bytes;
 
 /// A pack under construction.
 ///
 /// Several workers can make its frames concurrently. Each takes a [`FrameTicket`] and seals its
-/// frame with it; the builder then places the sealed frame. Frames lie in the pack in the order of
-/// their tickets, whichever is finished first.
+/// frame with it. The builder then places the record of the frame. Frames lie in the pack in the
+/// order of their tickets, whichever is finished first.
 #[derive(Debug)]
 pub struct PackBuilder {
     name: PackName,
     class: Class,
     sealer: ObjectSealer,
-    frames: Vec<Option<SealedFrame>>,
+    frames: Vec<Option<FrameRecord>>,
     /// Tickets whose frames are not placed yet.
     pending: usize,
     /// Placed blobs, and the most that the open tickets may add.
@@ -30,101 +34,8 @@ pub struct PackBuilder {
     bytes_reserved: u64,
 }
 
-/// Permission to make one frame of a pack.
-#[derive(Debug)]
-pub struct FrameTicket {
-    number: u32,
-    pack: PackName,
-    sealer: ObjectSealer,
-    reserved: Reserved,
-}
-
-/// The room that a ticket reserves.
-#[derive(Copy, Clone, Debug)]
-struct Reserved {
-    blobs: usize,
-    /// Decoded length, in bytes.
-    raw_length: u32,
-}
-
-impl Reserved {
-    /// Returns the maximum stored length, in bytes.
-    fn stored_length(&self) -> u64 {
-        u64::from(self.raw_length) + (CODED_HEAD_LEN + BOX_OVERHEAD) as u64
-    }
-}
-
-impl FrameTicket {
-    /// Returns the number of the frame in its pack.
-    pub fn number(&self) -> u16 {
-        self.number as u16
-    }
-
-    /// Makes the frame from these blobs, each given as kind, prefix and bytes.
-    ///
-    /// # Errors
-    /// [`PackError::Inconsistent`] if the blobs exceed the room of the ticket.
-    pub fn seal(
-        &self,
-        encoder: &mut FrameEncoder,
-        blobs: &[(Kind, Prefix, &[u8])],
-        effort: Effort,
-    ) -> Result<SealedFrame, PackError> {
-        let raw_length = frame_raw_length(blobs.iter().map(|(_, _, bytes)| bytes.len()));
-        if blobs.len() > self.reserved.blobs
-            || raw_length.is_none_or(|length| length > self.reserved.raw_length)
-        {
-            return Err(PackError::Inconsistent("more than the ticket is for"));
-        }
-        let contents: Vec<&[u8]> = blobs.iter().map(|(_, _, bytes)| *bytes).collect();
-        let bytes = encoder.seal(&self.sealer, self.number, &contents, effort)?;
-        let entries = blobs
-            .iter()
-            .map(|(kind, prefix, bytes)| (*kind, bytes.len() as u32, *prefix))
-            .collect();
-        Ok(SealedFrame {
-            number: self.number,
-            pack: self.pack,
-            reserved: self.reserved,
-            bytes,
-            entries,
-        })
-    }
-}
-
-/// A sealed frame that waits to be placed.
-#[derive(Clone, Debug)]
-pub struct SealedFrame {
-    number: u32,
-    pack: PackName,
-    reserved: Reserved,
-    bytes: Bytes,
-    entries: Vec<(Kind, u32, Prefix)>,
-}
-
-impl SealedFrame {
-    /// Returns the pack that the frame belongs to.
-    pub fn pack(&self) -> PackName {
-        self.pack
-    }
-
-    /// Returns the number of the frame in that pack.
-    pub fn number(&self) -> u16 {
-        self.number as u16
-    }
-
-    /// Returns the bytes of the frame as they are stored in the pack.
-    pub fn bytes(&self) -> &Bytes {
-        &self.bytes
-    }
-
-    /// Returns the length of the frame in the pack, in bytes.
-    pub fn stored_length(&self) -> usize {
-        self.bytes.len()
-    }
-}
-
-/// A complete pack, ready for upload.
+/// The record of a complete pack. Its bytes are the header, the frames in the order of their
+/// numbers, and the end that [`PackBuilder::finish`] returns.
 #[derive(Clone, Debug)]
 pub struct FinishedPack {
     /// The name of the pack.
@@ -138,8 +49,6 @@ pub struct FinishedPack {
     pub footer: Footer,
     /// The length of the pack in the bucket, in bytes.
     pub length: u64,
-    /// The whole object, in consecutive parts.
-    pub parts: Vec<Bytes>,
 }
 
 impl PackBuilder {
@@ -224,8 +133,8 @@ impl PackBuilder {
         })
     }
 
-    /// Places an empty frame for a ticket whose frame is not made. The number of the frame stays in
-    /// use.
+    /// Places an empty frame for a ticket whose frame is not made, and returns its bytes. The number
+    /// of the frame stays in use.
     ///
     /// # Errors
     /// [`PackError::Inconsistent`] if the ticket belongs to another pack.
@@ -233,16 +142,17 @@ impl PackBuilder {
         &mut self,
         ticket: &FrameTicket,
         encoder: &mut FrameEncoder,
-    ) -> Result<(), PackError> {
-        let frame = ticket.seal(encoder, &[], Effort::None)?;
-        self.place(frame)
+    ) -> Result<Bytes, PackError> {
+        let (record, bytes) = ticket.seal(encoder, &[], Effort::None)?;
+        self.place(record)?;
+        Ok(bytes)
     }
 
     /// Places a frame at the position of its ticket.
     ///
     /// # Errors
     /// [`PackError::Inconsistent`] if the frame belongs to another pack or was placed before.
-    pub fn place(&mut self, frame: SealedFrame) -> Result<(), PackError> {
+    pub fn place(&mut self, frame: FrameRecord) -> Result<(), PackError> {
         let slot = self
             .frames
             .get_mut(frame.number as usize)
@@ -251,12 +161,12 @@ impl PackBuilder {
         self.pending -= 1;
         self.blobs -= frame.reserved.blobs - frame.entries.len();
         self.bytes_reserved -= frame.reserved.stored_length();
-        self.bytes += frame.bytes.len() as u64;
+        self.bytes += u64::from(frame.stored_length);
         *slot = Some(frame);
         Ok(())
     }
 
-    /// Makes a frame and places it. Returns its number. `None` if the pack has no room for it.
+    /// Makes a frame and places it. Returns its bytes. `None` if the pack has no room for it.
     ///
     /// # Errors
     /// [`PackError::Inconsistent`] if the blobs do not fit into a frame.
@@ -265,7 +175,7 @@ impl PackBuilder {
         encoder: &mut FrameEncoder,
         blobs: &[(Kind, Prefix, &[u8])],
         effort: Effort,
-    ) -> Result<Option<u16>, PackError> {
+    ) -> Result<Option<Bytes>, PackError> {
         let bytes = blobs.iter().map(|(_, _, bytes)| bytes.len());
         if frame_raw_length(bytes.clone()).is_none() {
             return Err(PackError::Inconsistent("too much for one frame"));
@@ -273,12 +183,12 @@ impl PackBuilder {
         let Some(ticket) = self.ticket(blobs.len(), bytes.sum()) else {
             return Ok(None);
         };
-        let frame = ticket.seal(encoder, blobs, effort)?;
-        self.place(frame)?;
-        Ok(Some(ticket.number()))
+        let (record, bytes) = ticket.seal(encoder, blobs, effort)?;
+        self.place(record)?;
+        Ok(Some(bytes))
     }
 
-    /// Completes the pack: adds footer and trailer.
+    /// Completes the pack. Returns its record and its end: footer and trailer.
     ///
     /// # Errors
     /// [`PackError::Inconsistent`] if a frame is not placed yet, or if the frames exceed the bounds
@@ -287,26 +197,21 @@ impl PackBuilder {
         self,
         encoder: &mut FrameEncoder,
         effort: Effort,
-    ) -> Result<FinishedPack, PackError> {
-        let header = *self.sealer.header();
+    ) -> Result<(FinishedPack, Bytes), PackError> {
         let mut footer = FooterBuilder::new();
-        let mut parts = Vec::with_capacity(self.frames.len() + 2);
-        parts.push(Bytes::copy_from_slice(&header));
         for frame in self.frames {
             let frame = frame.ok_or(PackError::Inconsistent("a frame has not been placed"))?;
-            footer.push(frame.bytes.len() as u32, frame.entries);
-            parts.push(frame.bytes);
+            footer.push(frame.stored_length, frame.entries);
         }
         let footer = footer.finish()?;
-        let end = footer.seal(&self.sealer, encoder.encoder(), effort);
-        parts.push(Bytes::from(end));
-        Ok(FinishedPack {
+        let end = Bytes::from(footer.seal(&self.sealer, encoder.encoder(), effort));
+        let pack = FinishedPack {
             name: self.name,
             class: self.class,
-            header,
+            header: *self.sealer.header(),
             footer,
-            length: parts.iter().map(|part| part.len() as u64).sum(),
-            parts,
-        })
+            length: self.bytes + end.len() as u64,
+        };
+        Ok((pack, end))
     }
 }

@@ -1,8 +1,12 @@
 //! Frames: a few blobs that are compressed and sealed together.
+//!
+//! Owns the bytes of a frame on both ways: from blobs to the sealed frame, and back. Does not own
+//! the place of a frame in its pack, nor the room there (builder).
 
-use super::{FRAME_BLOBS_MAX, FRAME_RAW_MAX, PackError};
+use super::{FRAME_BLOBS_MAX, FRAME_RAW_MAX, PackError, PackName};
 use crate::codec::{CODED_HEAD_LEN, Decoder, Effort, Encoder};
-use crate::crypto::{NONCE_LEN, ObjectOpener, ObjectSealer, TAG_LEN};
+use crate::crypto::{BOX_OVERHEAD, NONCE_LEN, ObjectOpener, ObjectSealer, TAG_LEN};
+use crate::id::{Kind, Prefix};
 use bytes::Bytes;
 
 /// Returns the decoded length in bytes of a frame that holds blobs of these lengths. `None` if no
@@ -68,6 +72,97 @@ impl FrameEncoder {
         coded.append_to(&mut sealed);
         sealer.seal_in_place(number, &mut sealed, 0);
         Ok(Bytes::from(sealed))
+    }
+}
+
+/// Permission to make one frame of a pack.
+#[derive(Debug)]
+pub struct FrameTicket {
+    pub(super) number: u32,
+    pub(super) pack: PackName,
+    pub(super) sealer: ObjectSealer,
+    pub(super) reserved: Reserved,
+}
+
+/// The room that a ticket reserves.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Reserved {
+    pub(super) blobs: usize,
+    /// Decoded length, in bytes.
+    pub(super) raw_length: u32,
+}
+
+impl Reserved {
+    /// Returns the maximum stored length, in bytes.
+    pub(super) fn stored_length(&self) -> u64 {
+        u64::from(self.raw_length) + (CODED_HEAD_LEN + BOX_OVERHEAD) as u64
+    }
+}
+
+/// What a pack records of a sealed frame: its place, its lengths, and the names of its blobs.
+#[derive(Clone, Debug)]
+pub struct FrameRecord {
+    pub(super) number: u32,
+    pub(super) pack: PackName,
+    pub(super) reserved: Reserved,
+    pub(super) stored_length: u32,
+    pub(super) entries: Vec<(Kind, u32, Prefix)>,
+}
+
+impl FrameRecord {
+    /// Returns the pack that the frame belongs to.
+    pub fn pack(&self) -> PackName {
+        self.pack
+    }
+
+    /// Returns the number of the frame in that pack.
+    pub fn number(&self) -> u16 {
+        self.number as u16
+    }
+
+    /// Returns the length of the frame in the pack, in bytes.
+    pub fn stored_length(&self) -> u32 {
+        self.stored_length
+    }
+}
+
+impl FrameTicket {
+    /// Returns the number of the frame in its pack.
+    pub fn number(&self) -> u16 {
+        self.number as u16
+    }
+
+    /// Makes the frame from these blobs, each given as kind, prefix and bytes. Returns its record,
+    /// and its bytes as they are stored in the pack.
+    ///
+    /// # Errors
+    /// [`PackError::Inconsistent`] if the blobs exceed the room of the ticket.
+    pub fn seal(
+        &self,
+        encoder: &mut FrameEncoder,
+        blobs: &[(Kind, Prefix, &[u8])],
+        effort: Effort,
+    ) -> Result<(FrameRecord, Bytes), PackError> {
+        let raw_length = frame_raw_length(blobs.iter().map(|(_, _, bytes)| bytes.len()));
+        if blobs.len() > self.reserved.blobs
+            || raw_length.is_none_or(|length| length > self.reserved.raw_length)
+        {
+            return Err(PackError::Inconsistent("more than the ticket is for"));
+        }
+        let contents: Vec<&[u8]> = blobs.iter().map(|(_, _, bytes)| *bytes).collect();
+        let bytes = encoder.seal(&self.sealer, self.number, &contents, effort)?;
+        let entries = blobs
+            .iter()
+            .map(|(kind, prefix, bytes)| (*kind, bytes.len() as u32, *prefix))
+            .collect();
+        let record = FrameRecord {
+            number: self.number,
+            pack: self.pack,
+            reserved: self.reserved,
+            stored_length: bytes.len() as u32,
+            entries,
+        };
+        Ok((record, bytes))
     }
 }
 

@@ -11,9 +11,9 @@ mod footer;
 mod frame;
 mod name;
 
-pub use builder::{FinishedPack, FrameTicket, PackBuilder, SealedFrame};
+pub use builder::{FinishedPack, PackBuilder};
 pub use footer::{BlobEntry, Footer, FooterBuilder, FrameEntry};
-pub use frame::{Frame, FrameDecoder, FrameEncoder, frame_raw_length};
+pub use frame::{Frame, FrameDecoder, FrameEncoder, FrameRecord, FrameTicket, frame_raw_length};
 pub use name::{BadName, PackName};
 
 use crate::codec::CodecError;

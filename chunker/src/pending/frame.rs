@@ -1,7 +1,8 @@
-//! Frames in flight: their blobs, and where the blobs can be read meanwhile.
+//! Frames in flight: the bytes of their blobs, from the first blob until the pack is committed.
 //!
-//! Owns the record of one frame from its first blob until its pack is committed. The pending index
-//! knows which blob is in which frame.
+//! Owns these bytes, raw and sealed, and where they can be read meanwhile. The pending index knows
+//! which blob is in which frame, the pack writer which frame is in which pack. Both work with
+//! numbers and lengths.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,11 +10,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::catalog::Location;
+use crate::catalog::{Candidate, Location};
+use crate::codec::Effort;
 use crate::crypto::{Class, ObjectOpener};
 use crate::gate::Reservation;
 use crate::id::{Id, Kind, Prefix};
-use crate::pack::{FinishedPack, PackName};
+use crate::pack::{
+    FinishedPack, FrameEncoder, FrameEntry, FrameRecord, FrameTicket, PackError, PackName,
+};
 use crate::spool::Spooled;
 
 /// Frames are closed at this many bytes: larger frames compress no better (FORMAT.md, "Packs").
@@ -45,49 +49,20 @@ impl BlobKey {
 
 /// The blobs of one frame before compression, in the memory that holds them.
 #[derive(Debug, Default)]
-pub(crate) struct RawFrame {
-    blobs: Vec<(BlobKey, Bytes)>,
-    bytes: usize,
-}
+pub(crate) struct RawFrame(Vec<(BlobKey, Bytes)>);
 
 impl RawFrame {
-    /// Returns true if a blob of `bytes` bytes fits without making the frame larger than
-    /// [`FRAME_BYTES`]. An empty frame accepts any blob.
-    pub(crate) fn has_room(&self, bytes: usize) -> bool {
-        self.blobs.is_empty()
-            || (self.bytes + bytes <= FRAME_BYTES && self.blobs.len() < FRAME_BLOBS)
-    }
-
-    /// Adds a blob and returns its slot.
-    pub(crate) fn push(&mut self, key: BlobKey, blob: Bytes) -> u16 {
-        let slot = self.blobs.len();
-        debug_assert!(slot < FRAME_BLOBS && blob.len() <= LARGEST_BLOB_BYTES);
-        self.bytes += blob.len();
-        self.blobs.push((key, blob));
-        slot as u16
-    }
-
-    /// Returns the total length of all blobs, in bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Returns the number of blobs.
-    pub(crate) fn count(&self) -> usize {
-        self.blobs.len()
-    }
-
     /// Returns all blobs with their names, as a pack accepts them.
-    pub(crate) fn blobs(&self) -> Vec<(Kind, Prefix, &[u8])> {
-        let blobs = self.blobs.iter();
+    fn blobs(&self) -> Vec<(Kind, Prefix, &[u8])> {
+        let blobs = self.0.iter();
         blobs
             .map(|(key, blob)| (key.kind, key.prefix, &**blob))
             .collect()
     }
 
     /// Returns the blob in a slot.
-    pub(crate) fn blob(&self, slot: u16) -> Option<Bytes> {
-        let (_, blob) = self.blobs.get(usize::from(slot))?;
+    fn blob(&self, slot: u16) -> Option<Bytes> {
+        let (_, blob) = self.0.get(usize::from(slot))?;
         Some(blob.clone())
     }
 }
@@ -103,20 +78,133 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
+    /// Returns a frame that accepts blobs.
+    pub(crate) fn new(number: u64, class: Class) -> Self {
+        Self {
+            number,
+            class,
+            state: Mutex::new(FrameState::Gathering(RawFrame::default())),
+        }
+    }
+
     /// Returns the pack of the frame, once it has one.
     pub(crate) fn pack(&self) -> Option<PackName> {
         match &*self.state.lock() {
-            FrameState::Gathering | FrameState::Raw(_) => None,
+            FrameState::Gathering(_) | FrameState::Raw(_) => None,
             FrameState::Sealed(sealed) => Some(sealed.pack),
             FrameState::Stored(location, _) => Some(location.pack),
         }
     }
+
+    /// Closes the frame: it accepts no more blobs.
+    pub(super) fn close(&self) {
+        let mut state = self.state.lock();
+        if let FrameState::Gathering(raw) = &mut *state {
+            *state = FrameState::Raw(Arc::new(std::mem::take(raw)));
+        }
+    }
+
+    /// Compresses and seals the blobs. From then on they are read from the sealed frame.
+    ///
+    /// # Errors
+    /// [`PackError::Inconsistent`] if the ticket is for less, or if the frame does not wait for a
+    /// worker.
+    pub(crate) fn seal(
+        &self,
+        FramePlace { ticket, opener }: FramePlace,
+        encoder: &mut FrameEncoder,
+        effort: Effort,
+    ) -> Result<FrameRecord, PackError> {
+        let raw = match &*self.state.lock() {
+            FrameState::Raw(raw) => Arc::clone(raw),
+            _ => return Err(PackError::Inconsistent("the frame is not to be sealed")),
+        };
+        let (record, bytes) = ticket.seal(encoder, &raw.blobs(), effort)?;
+        *self.state.lock() = FrameState::Sealed(SealedHere {
+            pack: record.pack(),
+            frame: record.number(),
+            body: Body::Memory(bytes),
+            opener,
+        });
+        Ok(record)
+    }
+
+    /// Returns the bytes of the frame that `pack` lists as `entry`. `None` if this frame is another
+    /// one, or if its bytes are not in memory.
+    pub(crate) fn sealed(&self, pack: PackName, entry: &FrameEntry) -> Option<Bytes> {
+        match &*self.state.lock() {
+            FrameState::Sealed(SealedHere {
+                body: Body::Memory(bytes),
+                pack: own,
+                frame,
+                ..
+            }) if (*own, *frame) == (pack, entry.number)
+                && bytes.len() as u64 == u64::from(entry.stored_length) =>
+            {
+                Some(bytes.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the place where a reader finds the blob in a slot.
+    pub(super) fn find(&self, slot: u16) -> Option<Pending> {
+        match &*self.state.lock() {
+            FrameState::Gathering(raw) => raw.blob(slot).map(Pending::Bytes),
+            FrameState::Raw(raw) => raw.blob(slot).map(Pending::Bytes),
+            FrameState::Sealed(sealed) => Some(Pending::Sealed(sealed.clone(), slot)),
+            FrameState::Stored(location, pack) => Some(Pending::Stored(Box::new(Candidate {
+                location: Location { slot, ..*location },
+                header: pack.header,
+                table: None,
+            }))),
+        }
+    }
+}
+
+/// The place of a new blob in a frame that accepts blobs. The caller fills it before it releases
+/// the pending index's lock: until then the frame lacks a blob that the pending index lists.
+#[must_use = "the blob is not in the frame yet"]
+#[derive(Debug)]
+pub(crate) struct NewBlob {
+    pub(super) frame: Arc<Frame>,
+    pub(super) key: BlobKey,
+    pub(super) slot: u16,
+}
+
+impl NewBlob {
+    /// Puts the bytes of the blob into the frame.
+    pub(crate) fn fill(self, bytes: Bytes) {
+        if let FrameState::Gathering(raw) = &mut *self.frame.state.lock() {
+            debug_assert_eq!(raw.0.len(), usize::from(self.slot));
+            debug_assert!(bytes.len() <= LARGEST_BLOB_BYTES);
+            raw.0.push((self.key, bytes));
+        }
+    }
+}
+
+/// The place of a frame in its pack: the permission to make it, and the means to open it.
+#[derive(Debug)]
+pub(crate) struct FramePlace {
+    pub(super) ticket: FrameTicket,
+    pub(super) opener: Arc<ObjectOpener>,
+}
+
+/// Where a blob of this session can be read.
+#[derive(Debug)]
+pub(crate) enum Pending {
+    /// In memory.
+    Bytes(Bytes),
+    /// In this slot of a sealed frame that is in memory or in the spool.
+    Sealed(SealedHere, u16),
+    /// In the bucket.
+    Stored(Box<Candidate>),
 }
 
 #[derive(Debug)]
 pub(crate) enum FrameState {
-    /// Accepts more blobs. Its pack writer holds the contents.
-    Gathering,
+    /// Accepts more blobs.
+    Gathering(RawFrame),
     /// Waits for a worker, or is being processed by one.
     Raw(Arc<RawFrame>),
     /// Is in a pack that is not acknowledged yet.
@@ -143,10 +231,13 @@ pub(crate) enum Body {
     Spool(Arc<Spooled>, Range<u64>),
 }
 
-/// A frame to be compressed and sealed by a worker.
+/// A closed frame, to be compressed and sealed by a worker.
 #[derive(Debug)]
 pub(crate) struct FullFrame {
     pub(crate) frame: Arc<Frame>,
-    pub(crate) raw: Arc<RawFrame>,
+    /// The number of its blobs.
+    pub(crate) blobs: usize,
+    /// The total length of its blobs, in bytes.
+    pub(crate) bytes: usize,
     pub(crate) reservation: Reservation,
 }

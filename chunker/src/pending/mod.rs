@@ -11,11 +11,11 @@ mod pending_index;
 mod view;
 
 #[cfg(test)]
-pub(crate) use frame::{BlobKey, Frame, FrameState, RawFrame};
-pub(crate) use frame::{Body, FullFrame, LARGEST_BLOB_BYTES, SealedHere};
+pub(crate) use frame::Frame;
+pub(crate) use frame::{Body, FramePlace, FullFrame, LARGEST_BLOB_BYTES, Pending, SealedHere};
 pub(crate) use pack_writer::{NewPack, OpenPack, SentPack};
 pub use pending_index::Mark;
-pub(crate) use pending_index::{Matching, Pending, PendingIndex};
+pub(crate) use pending_index::{Matching, PendingIndex};
 pub(crate) use view::PendingBlobs;
 
 #[cfg(test)]

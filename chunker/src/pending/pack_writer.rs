@@ -9,14 +9,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use parking_lot::Mutex;
-
-use super::frame::{BlobKey, Body, Frame, FrameState, FullFrame, RawFrame, SealedHere};
+use super::frame::{BlobKey, FRAME_BLOBS, FRAME_BYTES, Frame, FramePlace, FullFrame, NewBlob};
 use crate::crypto::{Class, ObjectOpener};
 use crate::error::ContentError;
 use crate::gate::Reservation;
-use crate::pack::{FrameTicket, PackBuilder, SealedFrame};
+use crate::pack::{FrameRecord, PackBuilder};
 
 /// A pack that is not sent yet.
 #[derive(Debug)]
@@ -48,7 +45,7 @@ pub(crate) struct NewPack {
 pub(crate) struct PackWriter {
     class: Class,
     target_bytes: u64,
-    gathering: Option<FullFrameBuilder>,
+    gathering: Option<FullFrame>,
     open: Vec<OpenPack>,
     /// Cuts that some frame has not passed yet, ascending.
     cuts: BTreeSet<u64>,
@@ -56,13 +53,6 @@ pub(crate) struct PackWriter {
     unacknowledged: BTreeSet<u64>,
     /// Those of the unacknowledged frames that are only in memory.
     unkept: BTreeSet<u64>,
-}
-
-#[derive(Debug)]
-struct FullFrameBuilder {
-    frame: Arc<Frame>,
-    raw: RawFrame,
-    reservation: Reservation,
 }
 
 impl PackWriter {
@@ -79,62 +69,53 @@ impl PackWriter {
         }
     }
 
-    /// Adds a blob to the frame that gathers blobs. Returns the blob's place, and the previous
-    /// frame if it was full. `number` draws the number of a new frame.
+    /// Gives a blob of `length` bytes a place in the frame that gathers blobs. Returns the place,
+    /// and the previous frame if it was full. `number` draws the number of a new frame.
     pub(super) fn gather(
         &mut self,
         key: BlobKey,
-        bytes: Bytes,
+        length: usize,
         reservation: Reservation,
         number: impl FnOnce() -> u64,
-    ) -> ((Arc<Frame>, u16), Option<FullFrame>) {
+    ) -> (NewBlob, Option<FullFrame>) {
         let full = match &self.gathering {
-            Some(builder) if !builder.raw.has_room(bytes.len()) => self.take_gathering(),
+            Some(open) if !open.has_room(length) => self.take_gathering(),
             _ => None,
         };
-        let builder = match &mut self.gathering {
-            Some(builder) => {
-                builder.reservation.merge(reservation);
-                builder
+        let open = match &mut self.gathering {
+            Some(open) => {
+                open.reservation.merge(reservation);
+                open
             }
             empty => {
-                let frame = Frame {
-                    number: number(),
-                    class: self.class,
-                    state: Mutex::new(FrameState::Gathering),
-                };
+                let frame = Arc::new(Frame::new(number(), self.class));
                 self.unplaced.insert(frame.number);
                 self.unacknowledged.insert(frame.number);
                 self.unkept.insert(frame.number);
-                empty.insert(FullFrameBuilder {
-                    frame: Arc::new(frame),
-                    raw: RawFrame::default(),
+                empty.insert(FullFrame {
+                    frame,
+                    blobs: 0,
+                    bytes: 0,
                     reservation,
                 })
             }
         };
-        let slot = builder.raw.push(key, bytes);
-        ((Arc::clone(&builder.frame), slot), full)
+        debug_assert!(open.blobs < FRAME_BLOBS);
+        let new = NewBlob {
+            frame: Arc::clone(&open.frame),
+            key,
+            slot: open.blobs as u16,
+        };
+        open.blobs += 1;
+        open.bytes += length;
+        (new, full)
     }
 
     /// Closes the frame that gathers blobs.
     pub(crate) fn take_gathering(&mut self) -> Option<FullFrame> {
-        let builder = self.gathering.take()?;
-        let raw = Arc::new(builder.raw);
-        *builder.frame.state.lock() = FrameState::Raw(Arc::clone(&raw));
-        Some(FullFrame {
-            frame: builder.frame,
-            raw,
-            reservation: builder.reservation,
-        })
-    }
-
-    /// Returns a blob of `frame`. `None` if it is not the frame that gathers blobs.
-    pub(super) fn gathering_blob(&self, frame: &Arc<Frame>, slot: u16) -> Option<Bytes> {
-        let builder = self.gathering.as_ref()?;
-        Arc::ptr_eq(&builder.frame, frame)
-            .then(|| builder.raw.blob(slot))
-            .flatten()
+        let full = self.gathering.take()?;
+        full.frame.close();
+        Some(full)
     }
 
     /// Gives a frame a place in a pack that accepts its number. `new_pack` begins a pack if there
@@ -146,7 +127,7 @@ impl PackWriter {
         &mut self,
         full: &FullFrame,
         new_pack: impl FnOnce() -> Result<NewPack, ContentError>,
-    ) -> Result<FrameTicket, ContentError> {
+    ) -> Result<FramePlace, ContentError> {
         let number = full.frame.number;
         let target = self.target_bytes;
         let room = |pack: &mut OpenPack| {
@@ -154,7 +135,7 @@ impl PackWriter {
             if !is_asked || pack.builder.length() + pack.raw_bytes >= target {
                 return None;
             }
-            pack.builder.ticket(full.raw.count(), full.raw.bytes())
+            pack.builder.ticket(full.blobs, full.bytes)
         };
         let found = self
             .open
@@ -167,7 +148,7 @@ impl PackWriter {
                 let mut pack = self.begin(new_pack()?, number);
                 let ticket = pack
                     .builder
-                    .ticket(full.raw.count(), full.raw.bytes())
+                    .ticket(full.blobs, full.bytes)
                     .ok_or(ContentError::Internal("an empty pack has no room"))?;
                 self.open.push(pack);
                 (self.open.len() - 1, ticket)
@@ -175,8 +156,11 @@ impl PackWriter {
         };
         let pack = &mut self.open[position];
         pack.frames.push(Arc::clone(&full.frame));
-        pack.raw_bytes += full.raw.bytes() as u64;
-        Ok(ticket)
+        pack.raw_bytes += full.bytes as u64;
+        Ok(FramePlace {
+            ticket,
+            opener: Arc::clone(&pack.opener),
+        })
     }
 
     fn begin(&self, new: NewPack, number: u64) -> OpenPack {
@@ -201,7 +185,7 @@ impl PackWriter {
     pub(crate) fn deliver(
         &mut self,
         full: FullFrame,
-        sealed: SealedFrame,
+        sealed: FrameRecord,
     ) -> Result<Vec<OpenPack>, ContentError> {
         const STRAY: ContentError = ContentError::Internal("a frame without a pack");
         let pack = self
@@ -209,16 +193,9 @@ impl PackWriter {
             .iter_mut()
             .find(|pack| pack.builder.name() == sealed.pack())
             .ok_or(STRAY)?;
-        let here = SealedHere {
-            pack: sealed.pack(),
-            frame: sealed.number(),
-            body: Body::Memory(sealed.bytes().clone()),
-            opener: Arc::clone(&pack.opener),
-        };
-        pack.hold(full.reservation, sealed.stored_length() as u64);
-        pack.raw_bytes -= full.raw.bytes() as u64;
+        pack.hold(full.reservation, u64::from(sealed.stored_length()));
+        pack.raw_bytes -= full.bytes as u64;
         pack.builder.place(sealed).map_err(|_| STRAY)?;
-        *full.frame.state.lock() = FrameState::Sealed(here);
         self.unplaced.remove(&full.frame.number);
         Ok(self.take_complete())
     }
@@ -295,6 +272,14 @@ impl PackWriter {
             self.cuts.retain(|&cut| cut >= passed);
         }
         packs
+    }
+}
+
+impl FullFrame {
+    /// Returns true if a blob of `length` bytes fits without making the frame larger than
+    /// [`FRAME_BYTES`]. An empty frame accepts any blob.
+    fn has_room(&self, length: usize) -> bool {
+        self.blobs == 0 || (self.bytes + length <= FRAME_BYTES && self.blobs < FRAME_BLOBS)
     }
 }
 

@@ -7,12 +7,11 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::frame::{BlobKey, Body, Frame, FrameState, FullFrame, SealedHere};
+use super::frame::{BlobKey, Body, Frame, FrameState, FullFrame, NewBlob, Pending};
 use super::pack_writer::{PackWriter, SentPack};
-use crate::catalog::{Candidate, Location};
+use crate::catalog::Location;
 use crate::crypto::Class;
 use crate::error::ContentError;
 use crate::gate::Reservation;
@@ -101,23 +100,14 @@ pub(crate) struct StoredPack {
     end: u64,
 }
 
-/// Where a blob of this session can be read.
-#[derive(Debug)]
-pub(crate) enum Pending {
-    /// In memory.
-    Bytes(Bytes),
-    /// In this slot of a sealed frame that is in memory or in the spool.
-    Sealed(SealedHere, u16),
-    /// In the bucket.
-    Stored(Box<Candidate>),
-}
-
 /// The result of storing one blob.
 #[derive(Debug)]
 pub(crate) struct Gathered {
+    /// The previous frame, if the blob had no room in it.
     pub(crate) full: Option<FullFrame>,
-    /// False if the blob was stored already; its reservation was then given back.
-    pub(crate) new: bool,
+    /// The place of the blob, to be filled. `None` if the blob was stored already; its reservation
+    /// was then given back.
+    pub(crate) new: Option<NewBlob>,
 }
 
 impl PendingIndex {
@@ -190,13 +180,13 @@ impl PendingIndex {
         matching == Matching::Everything && self.has(kind, id)
     }
 
-    /// Accepts a blob, unless the session holds it already. With [`Matching::Nothing`] a second
-    /// copy is accepted. Look-ups find the second copy from then on, and both copies reach the
-    /// bucket.
+    /// Accepts a blob of `length` bytes, unless the session holds it already. With
+    /// [`Matching::Nothing`] a second copy is accepted. Look-ups find the second copy from then on,
+    /// and both copies reach the bucket.
     pub(crate) fn gather(
         &mut self,
         (kind, id): (Kind, Id),
-        bytes: Bytes,
+        length: usize,
         reservation: Reservation,
         matching: Matching,
     ) -> Gathered {
@@ -204,7 +194,7 @@ impl PendingIndex {
         if self.matches(kind, id, matching) {
             return Gathered {
                 full: None,
-                new: false,
+                new: None,
             };
         }
         let Self {
@@ -221,31 +211,18 @@ impl PendingIndex {
             *next_frame += 1;
             *next_frame - 1
         };
-        let (slot, full) = pack_writer.gather(key, bytes, reservation, draw);
-        self.blobs.insert(key, slot);
-        Gathered { full, new: true }
+        let (new, full) = pack_writer.gather(key, length, reservation, draw);
+        self.blobs.insert(key, (Arc::clone(&new.frame), new.slot));
+        Gathered {
+            full,
+            new: Some(new),
+        }
     }
 
     /// Returns the place where a reader finds a blob of this session.
     pub(crate) fn find(&self, key: &BlobKey) -> Option<Pending> {
         let (frame, slot) = self.blobs.get(key)?;
-        let pack_writer = match frame.class {
-            Class::MetadataPack => &self.metadata,
-            _ => &self.data,
-        };
-        match &*frame.state.lock() {
-            FrameState::Gathering => pack_writer.gathering_blob(frame, *slot).map(Pending::Bytes),
-            FrameState::Raw(raw) => raw.blob(*slot).map(Pending::Bytes),
-            FrameState::Sealed(sealed) => Some(Pending::Sealed(sealed.clone(), *slot)),
-            FrameState::Stored(location, pack) => Some(Pending::Stored(Box::new(Candidate {
-                location: Location {
-                    slot: *slot,
-                    ..*location
-                },
-                header: pack.header,
-                table: None,
-            }))),
-        }
+        frame.find(*slot)
     }
 
     /// Returns the frame number that separates all data accepted so far from later data.
@@ -256,10 +233,7 @@ impl PendingIndex {
     /// Records that a pack is in the bucket. The bytes of its frames need not be kept any more.
     pub(crate) fn acknowledge(&mut self, sent: &SentPack, pack: FinishedPack) {
         self.pack_writer(sent.class).acknowledge(&sent.frames);
-        let pack = Arc::new(FinishedPack {
-            parts: Vec::new(),
-            ..pack
-        });
+        let pack = Arc::new(pack);
         let end = sent.end();
         for (frame, entry) in sent.frames.iter().zip(pack.footer.frames()) {
             let location = Location {

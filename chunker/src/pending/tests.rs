@@ -6,14 +6,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use proptest::prelude::*;
 
-use super::frame::{BlobKey, FullFrame};
+use super::frame::{BlobKey, FramePlace, FullFrame, Pending};
 use super::pack_writer::{NewPack, OpenPack};
-use super::pending_index::{Mark, Matching, Pending, PendingIndex};
+use super::pending_index::{Mark, Matching, PendingIndex};
 use crate::codec::Effort;
 use crate::crypto::{Class, Features, Keyring, RepositoryId, Secrets};
 use crate::gate::ByteGate;
 use crate::id::{Id, Kind};
-use crate::pack::{FinishedPack, FrameEncoder, FrameTicket, PackBuilder, PackName};
+use crate::pack::{FinishedPack, FrameEncoder, PackBuilder, PackName};
 
 const TARGET_BYTES: u64 = 300_000;
 
@@ -64,7 +64,7 @@ struct World {
     keyring: Keyring,
     encoder: FrameEncoder,
     full: Vec<FullFrame>,
-    working: Vec<(FullFrame, FrameTicket)>,
+    working: Vec<(FullFrame, FramePlace)>,
     sent: Vec<OpenPack>,
     /// The bytes of every blob ever stored, and the time of the event that last referred to it.
     blobs: BTreeMap<(Class, u8), (Bytes, u64)>,
@@ -155,11 +155,14 @@ impl World {
         } else {
             let gathered = self.pending_index.gather(
                 (kind, name),
-                bytes.clone(),
+                bytes.len(),
                 reservation,
                 Matching::Everything,
             );
             self.full.extend(gathered.full);
+            if let Some(new) = gathered.new {
+                new.fill(bytes.clone());
+            }
         }
         self.blobs.insert(id, (bytes, self.now));
     }
@@ -194,13 +197,12 @@ impl World {
         let Some(position) = pick(&self.working, choice) else {
             return;
         };
-        let (full, ticket) = self.working.remove(position);
+        let (full, place) = self.working.remove(position);
         let class = full.frame.class;
-        let blobs = full.raw.blobs();
-        let sealed = ticket
-            .seal(&mut self.encoder, &blobs, Effort::None)
+        let sealed = full
+            .frame
+            .seal(place, &mut self.encoder, Effort::None)
             .expect("fits");
-        drop(blobs);
         let packs = self.pending_index.pack_writer(class).deliver(full, sealed);
         self.send(packs.expect("belongs here"));
     }
@@ -234,9 +236,15 @@ impl World {
             return;
         };
         let (builder, sent) = self.sent.remove(position).into_parts();
-        let pack = builder
+        let (pack, _) = builder
             .finish(&mut self.encoder, Effort::None)
             .expect("is whole");
+        for (frame, entry) in sent.frames.iter().zip(pack.footer.frames()) {
+            assert!(
+                frame.sealed(pack.name, &entry).is_some(),
+                "frames of a closed pack are in memory, in the order of the pack"
+            );
+        }
         self.pending_index.acknowledge(&sent, pack);
     }
 

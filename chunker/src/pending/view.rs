@@ -7,8 +7,8 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::frame::BlobKey;
-use super::pending_index::{Pending, PendingIndex};
+use super::frame::{BlobKey, Pending};
+use super::pending_index::PendingIndex;
 use crate::id::{Kind, Prefix};
 
 /// The pending blobs of one session, for readers.

@@ -2,8 +2,11 @@
 //!
 //! Owns the profiles, the parameters that are fixed at init, the search for cut points, the ends
 //! and the encoding of segments, and the detection of zeros and of file kinds. Computes no ids and
-//! keeps no state between calls. The cut points depend only on the bytes since the last cut, so a
-//! caller may pass a run in any pieces that begin at the end of a chunk.
+//! keeps no state between calls. The cut points depend only on the bytes since the last cut.
+//!
+//! A run may lie in several pieces of memory, and each chunk is contiguous. Pieces shorter than the
+//! longest chunk are joined first. Of longer pieces only the chunks that cross the border of two
+//! are copied. So each byte is processed only a few times, whatever the sizes of the pieces.
 
 mod detect;
 mod profile;
@@ -14,6 +17,7 @@ pub use detect::detect;
 pub use profile::Profile;
 pub use zero::is_zero;
 
+use bytes::{Bytes, BytesMut};
 use fastcdc::v2020::{Normalization, cut_gear, select_masks};
 use std::fmt;
 use std::ops::Range;
@@ -99,6 +103,17 @@ pub struct Cut {
     pub is_zero: bool,
 }
 
+/// A chunk of a run, with its bytes.
+#[derive(Clone, Debug)]
+pub struct Chunk {
+    /// The offset of the chunk in the run, in bytes.
+    pub start: usize,
+    /// The bytes of the chunk.
+    pub bytes: Bytes,
+    /// True if all its bytes are zero. The chunk is then a hole and is not stored.
+    pub is_zero: bool,
+}
+
 /// Finds cut points. Cheap to clone. [`crate::crypto::Keyring::cutter`] makes it, because
 /// content-defined cut points are keyed.
 #[derive(Clone)]
@@ -135,6 +150,32 @@ impl Cutter {
     /// Returns the chunk lengths of this cutter.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
+    }
+
+    /// Chunks `run`, which lies in these pieces of memory, and passes the chunks to `each`, in order
+    /// and without gaps. They are the chunks that [`Cutter::cut`] finds in one piece.
+    pub fn cut_pieces(
+        &self,
+        profile: Profile,
+        run: Vec<Bytes>,
+        file_offset: u64,
+        end_of_data: bool,
+        each: impl FnMut(Chunk),
+    ) {
+        let length = run.iter().map(Bytes::len).sum();
+        let mut cutting = Cutting {
+            cutter: self,
+            profile,
+            file_offset,
+            end_of_data: end_of_data.then_some(length),
+            start: 0,
+            each,
+        };
+        // The rest of the previous pieces: the beginning of a chunk, shorter than the longest chunk.
+        let mut rest = Bytes::new();
+        for piece in gathered(run, self.parameters.longest(profile) as usize) {
+            rest = cutting.piece(rest, piece);
+        }
     }
 
     /// Chunks `run` and appends the chunks to `cuts`, in order and without gaps, from the beginning
@@ -216,6 +257,111 @@ impl Cutter {
         );
         length
     }
+}
+
+/// Returns the run in pieces of at least `least` bytes. The exceptions are a shorter piece before a
+/// piece of at least `least` bytes, and the last piece.
+fn gathered(run: Vec<Bytes>, least: usize) -> impl Iterator<Item = Bytes> {
+    let mut pieces = run.into_iter().peekable();
+    std::iter::from_fn(move || {
+        let first = pieces.next()?;
+        let is_short = |piece: &Bytes| piece.len() < least;
+        if !is_short(&first) || !pieces.peek().is_some_and(is_short) {
+            return Some(first);
+        }
+        let mut bytes = first.len();
+        let mut short = vec![first];
+        while bytes < least
+            && let Some(piece) = pieces.next_if(is_short)
+        {
+            bytes += piece.len();
+            short.push(piece);
+        }
+        let mut joined = BytesMut::with_capacity(bytes);
+        for piece in &short {
+            joined.extend_from_slice(piece);
+        }
+        Some(joined.freeze())
+    })
+}
+
+/// A run that is being chunked.
+struct Cutting<'a, F> {
+    cutter: &'a Cutter,
+    profile: Profile,
+    file_offset: u64,
+    /// The length of the run in bytes, if the data ends with it.
+    end_of_data: Option<usize>,
+    /// Offset of the next chunk in the run, in bytes.
+    start: usize,
+    each: F,
+}
+
+impl<F: FnMut(Chunk)> Cutting<'_, F> {
+    /// Chunks `rest` followed by `piece`. Returns the bytes that may continue in the next piece.
+    fn piece(&mut self, mut rest: Bytes, piece: Bytes) -> Bytes {
+        let mut used = 0;
+        while !rest.is_empty() {
+            let Some((joined, length)) = self.bridge(&rest, &piece[used..]) else {
+                return join(&rest, &piece[used..]);
+            };
+            used += length.saturating_sub(rest.len());
+            // The chunk may end before the border. The loop then continues with the remaining rest.
+            rest = rest.slice(length.min(rest.len())..);
+            self.push(joined.slice(..length));
+        }
+        let mut piece = piece.slice(used..);
+        while !piece.is_empty() {
+            let Some(length) = self.next(&piece) else {
+                break;
+            };
+            self.push(piece.slice(..length));
+            piece = piece.slice(length..);
+        }
+        piece
+    }
+
+    /// Returns the length of the chunk that begins with `rest` and continues in `piece`, and a
+    /// buffer that begins with this chunk. `None` if the chunk may continue after `piece`.
+    fn bridge(&self, rest: &[u8], piece: &[u8]) -> Option<(Bytes, usize)> {
+        let longest = self.cutter.parameters.longest(self.profile) as usize;
+        let most = longest
+            .saturating_sub(rest.len())
+            .clamp(1, piece.len().max(1));
+        // Most chunks are far shorter than the longest.
+        for take in [most.min(longest / 4), most] {
+            let joined = join(rest, &piece[..take.min(piece.len())]);
+            if let Some(length) = self.next(&joined) {
+                return Some((joined, length));
+            }
+        }
+        None
+    }
+
+    /// Returns the length of the chunk that `bytes` begins with. `None` if it may continue after
+    /// them.
+    fn next(&self, bytes: &[u8]) -> Option<usize> {
+        let is_end = self.end_of_data == Some(self.start + bytes.len());
+        let offset = self.file_offset + self.start as u64;
+        self.cutter.first(self.profile, bytes, offset, is_end)
+    }
+
+    fn push(&mut self, bytes: Bytes) {
+        let start = self.start;
+        self.start += bytes.len();
+        (self.each)(Chunk {
+            start,
+            is_zero: is_zero(&bytes),
+            bytes,
+        });
+    }
+}
+
+fn join(one: &[u8], two: &[u8]) -> Bytes {
+    let mut joined = BytesMut::with_capacity(one.len() + two.len());
+    joined.extend_from_slice(one);
+    joined.extend_from_slice(two);
+    joined.freeze()
 }
 
 #[cfg(test)]

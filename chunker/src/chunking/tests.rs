@@ -490,3 +490,85 @@ fn compressed_files_are_raw() {
     archive[257..262].copy_from_slice(b"ustar");
     assert_eq!(detect(b"x", &archive), None);
 }
+
+/// Runs that lie in several pieces of memory.
+mod pieces {
+    use super::*;
+
+    fn cutter() -> Cutter {
+        let gear = std::array::from_fn(|number| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&blake3::hash(&[number as u8]).as_bytes()[..8]);
+            u64::from_le_bytes(bytes)
+        });
+        let small = Parameters::from_array([4096, 1024, 4096, 16_384, 8192]);
+        Cutter::new(small.expect("within bounds"), &gear)
+    }
+
+    type Shape = (usize, Bytes, bool);
+
+    fn cut(run: Vec<Bytes>, profile: Profile, file_offset: u64, end_of_data: bool) -> Vec<Shape> {
+        let mut shapes = Vec::new();
+        let each = |chunk: Chunk| shapes.push((chunk.start, chunk.bytes, chunk.is_zero));
+        cutter().cut_pieces(profile, run, file_offset, end_of_data, each);
+        shapes
+    }
+
+    /// Each of 2,048 pieces of 512 bytes was once joined to all pieces before it in its chunk, and
+    /// the result was chunked again: 64 MiB took 6 s of processor time.
+    #[test]
+    fn short_pieces_are_joined_once() {
+        let whole = Bytes::from(
+            (0..1 << 20)
+                .map(|at| (at / 7 % 251) as u8)
+                .collect::<Vec<_>>(),
+        );
+        let pieces = |size: usize| whole.chunks(size).map(|piece| whole.slice_ref(piece));
+        let joined: Vec<_> = gathered(pieces(512).collect(), 16 << 10).collect();
+        assert!(joined.iter().all(|piece| piece.len() == 16 << 10));
+        assert_eq!(joined.concat(), whole);
+        // Long pieces stay as they are, and short pieces between them are joined only to each
+        // other.
+        let mixed: Vec<Bytes> = [20_000, 5, 6, 30_000, 7]
+            .map(|size| whole.slice(..size))
+            .into();
+        let lengths: Vec<_> = gathered(mixed, 16 << 10).map(|piece| piece.len()).collect();
+        assert_eq!(lengths, [20_000, 11, 30_000, 7]);
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_are_cut_as_the_whole_is(
+            seed: u64, length in 0..120_000usize, alphabet in 1..=255u8, offset in 0..4u64,
+            at_end: bool,
+            mut borders in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
+            profile in 0..3usize,
+        ) {
+            let mut bytes = vec![0; length];
+            blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
+            bytes.iter_mut().for_each(|byte| *byte %= alphabet);
+            let whole = Bytes::from(bytes);
+            let (profile, offset) = (Profile::ALL[profile], offset * 1000);
+            let mut ends: Vec<usize> = borders
+                .drain(..)
+                .map(|border| border.index(length + 1))
+                .collect();
+            ends.push(length);
+            ends.sort_unstable();
+            let mut start = 0;
+            let pieces = ends
+                .into_iter()
+                .map(|end| whole.slice(std::mem::replace(&mut start, end)..end));
+            let in_pieces = cut(pieces.collect(), profile, offset, at_end);
+            let in_one = cut(vec![whole.clone()], profile, offset, at_end);
+            prop_assert_eq!(&in_pieces, &in_one);
+            let mut cuts = Vec::new();
+            cutter().cut(profile, &whole, offset, at_end, &mut cuts);
+            let known: Vec<_> = cuts
+                .into_iter()
+                .map(|cut| (cut.range.start, whole.slice(cut.range), cut.is_zero))
+                .collect();
+            prop_assert_eq!(in_one, known);
+        }
+    }
+}

@@ -8,11 +8,11 @@
 
 use std::sync::Arc;
 
-use super::segments::Named;
 use bytes::Bytes;
 
-use super::run::{self, Manner};
+use super::run::{self, Manner, Named};
 use super::session::Session;
+use crate::chunking::Chunk;
 use crate::chunking::segment::{self, SegmentChunk};
 use crate::content_store::ContentStore;
 use crate::crypto::Keyring;
@@ -54,17 +54,14 @@ pub(super) async fn import(
     let mut chunks = Vec::with_capacity(parts.len());
     for bytes in parts {
         let end = start + bytes.len();
-        chunks.push(Named {
+        chunks.push(Named::new(Chunk {
             start,
             bytes,
             is_zero: false,
-            id: None,
-            known: None,
-        });
+        }));
         start = end;
     }
     let named = run::name(session, chunks, Matching::Everything).await?;
-    let named: Vec<&Named> = named.iter().collect();
     // The chunks lie in whole frames of the other repository and may be a small part of these, so
     // they are copied.
     run::store_part(session, segment.profile, &named, Manner::COPIED).await

@@ -11,9 +11,9 @@ mod finish;
 mod finished;
 mod foreign_blobs;
 mod frame_queue;
+mod handle;
 mod import;
 mod overflow;
-mod pieces;
 mod pipeline;
 mod run;
 mod segments;
@@ -29,57 +29,22 @@ use bytes::Bytes;
 use crate::catalog::IndexRef;
 use crate::content_store::ContentStore;
 use crate::error::ContentError;
-use crate::extent::{StoredRun, Target};
+use crate::extent::Target;
 use crate::id::{Id, Kind};
 use crate::pack::PackName;
-use crate::pending::Matching;
 use crate::spool::Spool;
 use crate::verify::{Found, PackContents};
 
-use run::Manner;
-use session::Session;
+use handle::Operation;
 
 pub use crate::chunking::{Profile, detect};
 pub use crate::pending::Mark;
 pub use delivery::{Delivered, NamedPack};
 pub use finished::FinishedPacks;
+pub use handle::Ingest;
 pub use import::{Translated, translate};
 
-/// The write path of one session. Dropping it ends its uploads.
-#[derive(Debug)]
-pub struct Ingest {
-    content_store: ContentStore,
-    name: u64,
-    session: Arc<Session>,
-    /// Held while packs are finished: one index object at a time.
-    finishing: tokio::sync::Mutex<()>,
-}
-
 impl Ingest {
-    /// Returns the write path of `session`, which must be registered in the root already and must
-    /// not have written anything yet.
-    pub fn new(content_store: ContentStore, session: u64) -> Self {
-        Self::with_spool(content_store, session, None)
-    }
-
-    /// As [`Ingest::new`], with a spool of this session. Packs go there while the store is slower
-    /// than the writer.
-    pub fn with_spool(
-        content_store: ContentStore,
-        session: u64,
-        spool: Option<Arc<Spool>>,
-    ) -> Self {
-        let shared = Arc::clone(content_store.shared());
-        let inner = Session::new(shared, session, spool);
-        content_store.shared().reader.register(inner.blobs());
-        Self {
-            content_store,
-            name: session,
-            session: inner,
-            finishing: tokio::sync::Mutex::new(()),
-        }
-    }
-
     /// Returns the session that names the written objects.
     pub fn session(&self) -> u64 {
         self.name
@@ -88,63 +53,6 @@ impl Ingest {
     /// Returns the content store that this session writes to.
     pub fn content_store(&self) -> &ContentStore {
         &self.content_store
-    }
-
-    /// Stores a run of a file's content.
-    ///
-    /// New chunks are compressed, sealed and uploaded in the background. The call waits while more
-    /// accepted bytes are under way than the write budget allows. The content can be read at once,
-    /// and is in the bucket after the next [`Ingest::finish`].
-    ///
-    /// `run` begins at a segment boundary of `profile`; for page files that is a multiple of 1 MiB
-    /// of the file. `file_offset` is its offset in the file in bytes. With `end_of_data` the whole
-    /// run is stored. Without it the last incomplete segment is not, and `consumed` tells how many
-    /// bytes were stored.
-    ///
-    /// If the future is dropped, complete blobs that nothing refers to are still uploaded, and the
-    /// unused part of the budget reservation is given back.
-    ///
-    /// # Errors
-    /// - [`ContentError::Stalled`] if the store makes no progress: call again.
-    /// - [`ContentError::Failed`] if this session has lost data: use another session.
-    /// - [`ContentError::Internal`] if a worker's job panics.
-    pub async fn store_run(
-        &self,
-        profile: Profile,
-        file_offset: u64,
-        run: Vec<Bytes>,
-        end_of_data: bool,
-    ) -> Result<StoredRun, ContentError> {
-        let _operation = Operation::begin(&self.session);
-        let (session, matching) = (&self.session, Matching::Everything);
-        run::store(session, matching, profile, file_offset, run, end_of_data).await
-    }
-
-    /// As [`Ingest::store_run`], but without deduplication: everything is stored again. Neither the
-    /// duration nor the number of bytes sent reveals which data is stored or in flight already.
-    ///
-    /// # Errors
-    /// As [`Ingest::store_run`].
-    pub async fn store_run_anew(
-        &self,
-        profile: Profile,
-        file_offset: u64,
-        run: Vec<Bytes>,
-        end_of_data: bool,
-    ) -> Result<StoredRun, ContentError> {
-        let _operation = Operation::begin(&self.session);
-        let (session, matching) = (&self.session, Matching::Nothing);
-        run::store(session, matching, profile, file_offset, run, end_of_data).await
-    }
-
-    /// Stores one blob (a node, a segment, a commit record) unless it is stored already, and
-    /// returns its id. If the future is dropped, the blob may or may not be stored.
-    ///
-    /// # Errors
-    /// As [`Ingest::store_run`], and [`ContentError::Invalid`] for a blob larger than a frame.
-    pub async fn store_blob(&self, kind: Kind, bytes: Bytes) -> Result<Id, ContentError> {
-        let _operation = Operation::begin(&self.session);
-        run::store_blob(&self.session, kind, bytes, Manner::COPIED).await
     }
 
     /// Stores the content of a target of another repository, in the same chunks, and returns its
@@ -161,29 +69,6 @@ impl Ingest {
     ) -> Result<Target, ContentError> {
         let _operation = Operation::begin(&self.session);
         import::import(&self.session, from, target).await
-    }
-
-    /// Adopts a reference that this session did not make, for instance an extent that is shared
-    /// with a snapshot. The blob is checked to be live, and its pack joins [`Ingest::relied_on`].
-    ///
-    /// # Errors
-    /// [`ContentError::Unknown`] if no live pack holds it. The content must then be stored again.
-    pub async fn adopt(&self, target: Target) -> Result<(), ContentError> {
-        let (kind, id) = match target {
-            Target::Chunk(id) => (Kind::Chunk, id),
-            Target::Segment(id) => (Kind::Segment, id),
-        };
-        self.adopt_blob(kind, id)
-    }
-
-    /// As [`Ingest::adopt`], for any blob. The live set is closed, so everything that the blob
-    /// refers to is live as well (docs/PROTOCOL.md, rule 3).
-    ///
-    /// # Errors
-    /// As [`Ingest::adopt`].
-    pub fn adopt_blob(&self, kind: Kind, id: Id) -> Result<(), ContentError> {
-        let _operation = Operation::begin(&self.session);
-        run::adopt(&self.session, kind, id)
     }
 
     /// Stores the blobs in `wanted` that a pack of another session holds.
@@ -419,31 +304,5 @@ impl Ingest {
     /// commit is due when there are many.
     pub fn uncommitted_blobs(&self) -> usize {
         self.session.pending_index().blob_count()
-    }
-}
-
-impl Drop for Ingest {
-    fn drop(&mut self) {
-        self.session.end();
-    }
-}
-
-/// A call in progress, whose references its caller does not have yet. A mark drawn meanwhile treats
-/// these references as made after it.
-struct Operation<'a> {
-    session: &'a Session,
-    number: u64,
-}
-
-impl<'a> Operation<'a> {
-    fn begin(session: &'a Session) -> Self {
-        let number = session.pending_index().begin_operation();
-        Self { session, number }
-    }
-}
-
-impl Drop for Operation<'_> {
-    fn drop(&mut self) {
-        self.session.pending_index().end_operation(self.number);
     }
 }

@@ -1,16 +1,18 @@
 //! Storing a run of content as extents: chunk, name, look up, gather the new chunks, list the
 //! chunks in segments.
 //!
-//! Owns the steps of one `store_run`. The pending index owns the gathered blobs from then on.
+//! Owns the calls that store content of this repository, and the steps of each. `pending` owns the
+//! gathered blobs from then on.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::Profile;
-use super::pieces;
-use super::segments::{Named, SplitParameters};
+use super::handle::{Ingest, Operation};
+use super::segments::{Listed, SplitParameters};
 use super::session::Session;
+use crate::chunking::Chunk;
 use crate::chunking::segment::{self, SegmentChunk};
 use crate::error::ContentError;
 use crate::extent::{StoredExtent, StoredRun, Target};
@@ -72,8 +74,123 @@ impl Hold {
     }
 }
 
-/// Stores a run; see [`Ingest::store_run`](super::Ingest::store_run).
-pub(super) async fn store(
+impl Ingest {
+    /// Stores a run of a file's content.
+    ///
+    /// New chunks are compressed, sealed and uploaded in the background. The call waits while more
+    /// accepted bytes are under way than the write budget allows. The content can be read at once,
+    /// and is in the bucket after the next [`Ingest::finish`].
+    ///
+    /// `run` begins at a segment boundary of `profile`; for page files that is a multiple of 1 MiB
+    /// of the file. `file_offset` is its offset in the file in bytes. With `end_of_data` the whole
+    /// run is stored. Without it the last incomplete segment is not, and `consumed` tells how many
+    /// bytes were stored.
+    ///
+    /// If the future is dropped, complete blobs that nothing refers to are still uploaded, and the
+    /// unused part of the budget reservation is given back.
+    ///
+    /// # Errors
+    /// - [`ContentError::Stalled`] if the store makes no progress: call again.
+    /// - [`ContentError::Failed`] if this session has lost data: use another session.
+    /// - [`ContentError::Internal`] if a worker's job panics.
+    pub async fn store_run(
+        &self,
+        profile: Profile,
+        file_offset: u64,
+        run: Vec<Bytes>,
+        end_of_data: bool,
+    ) -> Result<StoredRun, ContentError> {
+        let _operation = Operation::begin(&self.session);
+        let (session, matching) = (&self.session, Matching::Everything);
+        store(session, matching, profile, file_offset, run, end_of_data).await
+    }
+
+    /// As [`Ingest::store_run`], but without deduplication: everything is stored again. Neither the
+    /// duration nor the number of bytes sent reveals which data is stored or in flight already.
+    ///
+    /// # Errors
+    /// As [`Ingest::store_run`].
+    pub async fn store_run_anew(
+        &self,
+        profile: Profile,
+        file_offset: u64,
+        run: Vec<Bytes>,
+        end_of_data: bool,
+    ) -> Result<StoredRun, ContentError> {
+        let _operation = Operation::begin(&self.session);
+        let (session, matching) = (&self.session, Matching::Nothing);
+        store(session, matching, profile, file_offset, run, end_of_data).await
+    }
+
+    /// Stores one blob (a node, a segment, a commit record) unless it is stored already, and
+    /// returns its id. If the future is dropped, the blob may or may not be stored.
+    ///
+    /// # Errors
+    /// As [`Ingest::store_run`], and [`ContentError::Invalid`] for a blob larger than a frame.
+    pub async fn store_blob(&self, kind: Kind, bytes: Bytes) -> Result<Id, ContentError> {
+        let _operation = Operation::begin(&self.session);
+        store_blob(&self.session, kind, bytes, Manner::COPIED).await
+    }
+
+    /// Adopts a reference that this session did not make, for instance an extent that is shared
+    /// with a snapshot. The blob is checked to be live, and its pack joins [`Ingest::relied_on`].
+    ///
+    /// # Errors
+    /// [`ContentError::Unknown`] if no live pack holds it. The content must then be stored again.
+    pub async fn adopt(&self, target: Target) -> Result<(), ContentError> {
+        let (kind, id) = match target {
+            Target::Chunk(id) => (Kind::Chunk, id),
+            Target::Segment(id) => (Kind::Segment, id),
+        };
+        self.adopt_blob(kind, id)
+    }
+
+    /// As [`Ingest::adopt`], for any blob. The live set is closed, so everything that the blob
+    /// refers to is live as well (docs/PROTOCOL.md, rule 3).
+    ///
+    /// # Errors
+    /// As [`Ingest::adopt`].
+    pub fn adopt_blob(&self, kind: Kind, id: Id) -> Result<(), ContentError> {
+        let _operation = Operation::begin(&self.session);
+        adopt(&self.session, kind, id)
+    }
+}
+
+/// A chunk of a run, and what naming it gave.
+#[derive(Debug)]
+pub(super) struct Named {
+    chunk: Chunk,
+    /// `None` for a hole, and until the chunk is named.
+    id: Option<Id>,
+    /// The pack in which the index look-up found the chunk.
+    known: Option<PackName>,
+}
+
+impl Named {
+    /// Returns a chunk that is to be named.
+    pub(super) fn new(chunk: Chunk) -> Self {
+        Self {
+            chunk,
+            id: None,
+            known: None,
+        }
+    }
+
+    fn length(&self) -> usize {
+        self.chunk.bytes.len()
+    }
+
+    fn listed(&self) -> Listed {
+        Listed {
+            start: self.chunk.start,
+            length: self.length() as u32,
+            id: self.id,
+        }
+    }
+}
+
+/// Stores a run; see [`Ingest::store_run`].
+async fn store(
     session: &Arc<Session>,
     matching: Matching,
     profile: Profile,
@@ -91,17 +208,20 @@ pub(super) async fn store(
     let named = name(session, chunks, matching).await?;
     let unknown = named
         .iter()
-        .filter(|chunk| !chunk.is_zero && chunk.known.is_none());
+        .filter(|named| !named.chunk.is_zero && named.known.is_none());
     let manner = Manner {
-        hold: Hold::of(unknown.map(|chunk| chunk.bytes.len()).sum(), length),
+        hold: Hold::of(unknown.map(Named::length).sum(), length),
         matching,
     };
-    let parts = plan.divide(session.shared.cutter.parameters(), &named);
+    let parts = plan.divide(
+        session.shared.cutter.parameters(),
+        named.iter().map(Named::listed),
+    );
     let mut stored = StoredRun::default();
     let mut zero = 0;
     for part in parts {
         stored.consumed = part.end;
-        let target = match part.chunks.as_slice() {
+        let target = match &named[part.chunks] {
             [] => {
                 zero += part.end - part.start;
                 None
@@ -130,7 +250,15 @@ async fn cut(
     let shared = Arc::clone(&session.shared);
     let plan = *plan;
     let length = run.iter().map(Bytes::len).sum();
-    let job = move || pieces::cut(&shared.cutter, &plan, run);
+    let job = move || {
+        let mut chunks = Vec::new();
+        let is_end = plan.end_of_data.is_some();
+        let each = |chunk| chunks.push(Named::new(chunk));
+        shared
+            .cutter
+            .cut_pieces(plan.profile, run, plan.file_offset, is_end, each);
+        chunks
+    };
     session.shared.workers.run_sized(length, job).await
 }
 
@@ -144,16 +272,17 @@ pub(super) async fn name(
     let mut jobs = Vec::new();
     let mut rest = chunks;
     while let Some(first) = rest.first() {
-        let limit = first.start + JOB_BYTES;
-        let count = rest.partition_point(|chunk| chunk.end() <= limit).max(1);
+        let limit = first.chunk.start + JOB_BYTES;
+        let is_within = |named: &Named| named.chunk.start + named.length() <= limit;
+        let count = rest.partition_point(is_within).max(1);
         let others = rest.split_off(count);
         let mut batch = std::mem::replace(&mut rest, others);
-        let bytes = batch.iter().map(|chunk| chunk.bytes.len()).sum();
+        let bytes = batch.iter().map(Named::length).sum();
         let shared = Arc::clone(&session.shared);
         let job = move || {
             batch
                 .iter_mut()
-                .for_each(|chunk| name_chunk(&shared, chunk, matching));
+                .for_each(|named| name_chunk(&shared, named, matching));
             batch
         };
         jobs.push(session.shared.workers.run_sized(bytes, job));
@@ -162,11 +291,11 @@ pub(super) async fn name(
     Ok(named.into_iter().flatten().collect())
 }
 
-fn name_chunk(shared: &Runtime, chunk: &mut Named, matching: Matching) {
-    if !chunk.is_zero {
-        let id = shared.keyring.id(Kind::Chunk, &chunk.bytes);
-        chunk.id = Some(id);
-        chunk.known = look_up(shared, &id, matching);
+fn name_chunk(shared: &Runtime, named: &mut Named, matching: Matching) {
+    if !named.chunk.is_zero {
+        let id = shared.keyring.id(Kind::Chunk, &named.chunk.bytes);
+        named.id = Some(id);
+        named.known = look_up(shared, &id, matching);
     }
 }
 
@@ -181,24 +310,24 @@ fn look_up(shared: &Runtime, id: &Id, matching: Matching) -> Option<PackName> {
 pub(super) async fn store_part(
     session: &Arc<Session>,
     profile: Profile,
-    chunks: &[&Named],
+    chunks: &[Named],
     manner: Manner,
 ) -> Result<Target, ContentError> {
     let mut listed = Vec::with_capacity(chunks.len());
     let mut wanted = Vec::with_capacity(chunks.len());
-    for chunk in chunks {
-        let id = chunk
+    for named in chunks {
+        let id = named
             .id
             .ok_or(ContentError::Internal("a hole in a segment"))?;
         listed.push(SegmentChunk {
-            length: chunk.bytes.len() as u32,
+            length: named.length() as u32,
             id,
         });
         wanted.push(Wanted {
             kind: Kind::Chunk,
             id,
-            bytes: chunk.bytes.clone(),
-            known: chunk.known,
+            bytes: named.chunk.bytes.clone(),
+            known: named.known,
         });
     }
     store_blobs(session, &wanted, manner).await?;
@@ -243,8 +372,8 @@ pub(super) async fn store_blob(
     Ok(id)
 }
 
-/// Adopts a reference to a blob that must be live already.
-pub(super) fn adopt(session: &Arc<Session>, kind: Kind, id: Id) -> Result<(), ContentError> {
+/// Does the work of [`Ingest::adopt_blob`].
+fn adopt(session: &Arc<Session>, kind: Kind, id: Id) -> Result<(), ContentError> {
     let known = session.shared.catalog.find_live(&id);
     let mut pending_index = session.pending_index();
     if let Some(pack) = session.still_live(known) {

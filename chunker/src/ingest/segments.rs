@@ -1,30 +1,27 @@
 //! Where extents end: pure.
 //!
-//! Owns the division of named chunks into segments and holes. Does not know how a run is chunked,
-//! nor where its chunks are stored.
+//! Owns the division of named chunks into segments and holes. Works with lengths and ids. Does not
+//! know how a run is chunked, nor where its chunks are stored.
 
-use bytes::Bytes;
+use std::ops::Range;
 
 use super::Profile;
 use crate::chunking::Parameters;
 use crate::chunking::segment::{SegmentChunk, SegmentEnds};
 use crate::id::Id;
-use crate::pack::PackName;
 
 /// The maximum length of a hole extent, in bytes.
 const HOLE_BYTES: usize = 1 << 30;
 
-/// A chunk of a run.
-#[derive(Debug, Clone)]
-pub(super) struct Named {
+/// What the division needs to know of a chunk of a run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Listed {
     /// Offset of the chunk in the run, in bytes.
     pub(super) start: usize,
-    pub(super) bytes: Bytes,
-    /// True if all bytes are zero: a hole, which gets no id.
-    pub(super) is_zero: bool,
+    /// Length in bytes.
+    pub(super) length: u32,
+    /// `None` for a hole.
     pub(super) id: Option<Id>,
-    /// The pack in which the index look-up found the chunk.
-    pub(super) known: Option<PackName>,
 }
 
 /// The parameters that decide where extents end.
@@ -36,79 +33,85 @@ pub(super) struct SplitParameters {
     pub(super) end_of_data: Option<usize>,
 }
 
-/// A future extent: its chunks, or no chunks for a hole.
+/// A future extent.
 #[derive(Debug)]
-pub(super) struct Part<'a> {
+pub(super) struct Part {
     pub(super) start: usize,
     pub(super) end: usize,
-    pub(super) chunks: Vec<&'a Named>,
+    /// The positions of its chunks among those of the run. Empty for a hole.
+    pub(super) chunks: Range<usize>,
     /// True if the end of the data ended it, and not the content.
     pub(super) open: bool,
 }
 
-impl Named {
+impl Listed {
     /// Returns the end of the chunk in the run, in bytes.
-    pub(super) fn end(&self) -> usize {
-        self.start + self.bytes.len()
+    fn end(&self) -> usize {
+        self.start + self.length as usize
     }
 }
 
 impl SplitParameters {
     /// Divides chunks into segments and holes. An incomplete last segment is left out unless the
     /// data ends.
-    pub(super) fn divide<'a>(&self, parameters: &Parameters, named: &'a [Named]) -> Vec<Part<'a>> {
-        let mut parts: Vec<Part<'a>> = Vec::new();
+    pub(super) fn divide(
+        &self,
+        parameters: &Parameters,
+        chunks: impl Iterator<Item = Listed>,
+    ) -> Vec<Part> {
+        let mut parts: Vec<Part> = Vec::new();
         let mut ends = SegmentEnds::new(self.profile, parameters);
-        let mut gathered: Vec<&'a Named> = Vec::new();
-        for chunk in named {
+        let mut gathered: Option<Part> = None;
+        for (position, chunk) in chunks.enumerate() {
             let Some(id) = chunk.id else {
-                parts.extend(Part::of(std::mem::take(&mut gathered), false));
+                parts.extend(gathered.take());
                 ends = SegmentEnds::new(self.profile, parameters);
-                Part::extend_hole(&mut parts, chunk);
+                Part::extend_hole(&mut parts, &chunk, position);
                 continue;
             };
-            gathered.push(chunk);
+            let part = gathered.get_or_insert_with(|| Part::at(&chunk, position));
+            part.end = chunk.end();
+            part.chunks.end = position + 1;
             let listed = SegmentChunk {
-                length: chunk.bytes.len() as u32,
+                length: chunk.length,
                 id,
             };
             if ends.push(&listed, self.file_offset + chunk.end() as u64) {
-                let open = self.is_cut_short(parameters, chunk);
-                parts.extend(Part::of(std::mem::take(&mut gathered), open));
+                part.open = self.is_cut_short(parameters, &chunk);
+                parts.extend(gathered.take());
             }
         }
         if self.end_of_data.is_some() {
-            parts.extend(Part::of(gathered, true));
+            parts.extend(gathered.map(|part| Part { open: true, ..part }));
         }
         parts
     }
 
     /// Returns true if the end of the data may have shortened this chunk.
-    fn is_cut_short(&self, parameters: &Parameters, chunk: &Named) -> bool {
+    fn is_cut_short(&self, parameters: &Parameters, chunk: &Listed) -> bool {
         let longest = parameters.longest(self.profile);
         let is_whole = match self.profile {
             Profile::Grid => {
                 (self.file_offset + chunk.end() as u64).is_multiple_of(u64::from(longest))
             }
-            Profile::Content | Profile::Raw => chunk.bytes.len() as u32 == longest,
+            Profile::Content | Profile::Raw => chunk.length == longest,
         };
         self.end_of_data == Some(chunk.end()) && !is_whole
     }
 }
 
-impl<'a> Part<'a> {
-    fn of(chunks: Vec<&'a Named>, open: bool) -> Option<Self> {
-        let start = chunks.first()?.start;
-        let end = chunks.last()?.end();
-        Some(Self {
-            start,
-            end,
-            chunks,
-            open,
-        })
+impl Part {
+    /// Returns an empty part that begins with this chunk.
+    fn at(chunk: &Listed, position: usize) -> Self {
+        Self {
+            start: chunk.start,
+            end: chunk.start,
+            chunks: position..position,
+            open: false,
+        }
     }
 
-    fn extend_hole(parts: &mut Vec<Self>, chunk: &Named) {
+    fn extend_hole(parts: &mut Vec<Self>, chunk: &Listed, position: usize) {
         if let Some(last) = parts.last_mut()
             && last.chunks.is_empty()
             && chunk.end() - last.start <= HOLE_BYTES
@@ -117,10 +120,8 @@ impl<'a> Part<'a> {
             return;
         }
         parts.push(Part {
-            start: chunk.start,
             end: chunk.end(),
-            chunks: Vec::new(),
-            open: false,
+            ..Part::at(chunk, position)
         });
     }
 }

@@ -4,6 +4,8 @@
 //! Owns the opening of these parts, and connects the index and the read path to them. Does not know
 //! roots, sessions or files: the caller says which index objects are current.
 
+mod read;
+
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -12,16 +14,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bkfs_store::Store;
 use bkfs_store::entropy::Entropy;
-use bytes::Bytes;
 
 use crate::cache::{DiskCache, make_directory};
 use crate::catalog::{Catalog, IndexRef, PackLocation, TableFiles};
 use crate::crypto::Keyring;
 use crate::error::ContentError;
-use crate::extent::Piece;
-use crate::gate::Reservation;
 use crate::hydrate::{Reader, ReaderParts};
-use crate::id::{Id, Kind, Prefix};
+use crate::id::{Id, Prefix};
 use crate::metrics::Metrics;
 use crate::pack::PackName;
 use crate::runtime::Runtime;
@@ -30,6 +29,7 @@ use crate::verify::PackContents;
 use crate::workers::Workers;
 
 pub use crate::config::{Compression, ContentStoreConfig};
+pub use read::Prefetch;
 
 /// Loads the newest root's index when an object is not where the current index says
 /// (docs/PROTOCOL.md, rule 10).
@@ -38,9 +38,6 @@ pub trait Renew: Send + Sync + std::fmt::Debug {
     /// Loads the newest index into `content_store`. Returns false if that was not possible.
     async fn renew(&self, content_store: &ContentStore) -> bool;
 }
-
-/// Maximum number of times that one read starts again with a newer index.
-const RENEWALS_MAX: u32 = 3;
 
 /// A repository as one process sees it. Cheap to clone: all clones share index, caches and workers.
 #[derive(Clone, Debug)]
@@ -235,30 +232,6 @@ impl ContentStore {
         self.shared.catalog.load_records(records).await
     }
 
-    /// Returns a blob, verified against its id.
-    ///
-    /// Concurrent callers share one fetch, and the blob's frame is cached. For nodes, segments and
-    /// commit records; [`ContentStore::read`] is better for chunks.
-    ///
-    /// # Errors
-    /// - [`ContentError::Unknown`] or [`ContentError::Missing`]: a newer root may help.
-    /// - [`ContentError::Damaged`] or [`ContentError::Unreadable`] if no copy verifies.
-    /// - [`ContentError::Store`] or [`ContentError::Stalled`] if the store fails.
-    /// - [`ContentError::Spool`] if only the spool holds the blob and cannot be read.
-    /// - [`ContentError::Internal`] if a worker's job panics or a fetch ends without an answer.
-    pub async fn read_blob(&self, kind: Kind, id: Id) -> Result<Bytes, ContentError> {
-        let mut renewals = 0;
-        loop {
-            let mut answers = self.shared.reader.blobs(&[(kind, id)]).await;
-            let answer = answers.pop();
-            let answer = answer.unwrap_or(Err(ContentError::Unknown { kind, id }));
-            match answer {
-                Err(error) if self.renewed(&error, &mut renewals).await => {}
-                answer => return answer,
-            }
-        }
-    }
-
     /// Sets the source of newer indexes. From then on, a read that does not find a blob or its pack
     /// loads a newer index and starts again. Only the first call has an effect.
     pub fn renew_by(&self, renew: Arc<dyn Renew>) {
@@ -266,81 +239,8 @@ impl ContentStore {
         let _ = self.renew.set(renew);
     }
 
-    async fn renewed(&self, error: &ContentError, renewals: &mut u32) -> bool {
-        let Some(renew) = self.renew.get() else {
-            return false;
-        };
-        *renewals += 1;
-        error.wants_newer_root() && *renewals <= RENEWALS_MAX && renew.renew(self).await
-    }
-
-    /// Reads pieces of a file, given in file order.
-    ///
-    /// Returns exactly `length` bytes for each piece, in consecutive parts.
-    ///
-    /// Frames that lie close together are fetched by one request, and all bytes are verified. If
-    /// pieces fail, returns the first error; [`ContentStore::read_each`] returns the other pieces
-    /// as well.
-    ///
-    /// # Errors
-    /// As [`ContentStore::read_blob`], and [`ContentError::Invalid`] for a piece that extends past
-    /// its target.
-    pub async fn read(&self, pieces: &[Piece]) -> Result<Vec<Vec<Bytes>>, ContentError> {
-        self.read_each(pieces).await.into_iter().collect()
-    }
-
-    /// As [`ContentStore::read`], but with one result for each piece: damage to one piece does not
-    /// prevent the others from being read.
-    ///
-    /// # Errors
-    /// For each piece those of [`ContentStore::read`].
-    pub async fn read_each(&self, pieces: &[Piece]) -> Vec<Result<Vec<Bytes>, ContentError>> {
-        let mut renewals = 0;
-        loop {
-            let answers = self.shared.reader.read_each(pieces).await;
-            let mut failed = answers.iter().filter_map(|answer| answer.as_ref().err());
-            let stale = failed.find(|error| error.wants_newer_root()).cloned();
-            match stale {
-                Some(error) if self.renewed(&error, &mut renewals).await => {}
-                _ => return answers,
-            }
-        }
-    }
-
-    /// Reserves room to prefetch `bytes` bytes of files. `None` while the prefetches that are under
-    /// way leave too little room.
-    pub fn prefetch(&self, bytes: u64) -> Option<Prefetch> {
-        let reader = Arc::clone(&self.shared.reader);
-        let room = reader.prefetch_gate.try_reserve(bytes)?;
-        Some(Prefetch {
-            reader,
-            _room: room,
-        })
-    }
-
-    /// Returns the maximum number of file bytes that may be prefetched concurrently.
-    pub fn prefetch_bytes_max(&self) -> u64 {
-        self.shared.reader.prefetch_gate.capacity()
-    }
-
     pub(crate) fn shared(&self) -> &Arc<Runtime> {
         &self.shared
-    }
-}
-
-/// Room for one prefetch, given back when dropped.
-#[derive(Debug)]
-pub struct Prefetch {
-    reader: Arc<Reader>,
-    _room: Reservation,
-}
-
-impl Prefetch {
-    /// Fetches the frames that `pieces` need into the caches.
-    ///
-    /// This is a hint: errors are dropped here, and a later read of the same data meets them again.
-    pub async fn bring(self, pieces: &[Piece]) {
-        self.reader.warm(pieces).await;
     }
 }
 

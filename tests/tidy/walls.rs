@@ -174,6 +174,13 @@ pub const WALLS: &[Wall] = &[
         reason: "the read path does not know the write path, and pending data knows neither",
     },
     Wall {
+        rooms: &["chunker/src/content_store"],
+        except: &[],
+        forbidden: &["crate::ingest"],
+        allowed: &[],
+        reason: "what is read does not depend on how it is written",
+    },
+    Wall {
         rooms: &["chunker/src/pending"],
         except: &[],
         forbidden: &[

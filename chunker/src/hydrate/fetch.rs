@@ -11,13 +11,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::plan::{RANGE_BYTES, coalesce};
-use super::reader::{Answers, CachedFrame, FrameAnswer, FrameKey, Reader, Region, Source};
+use super::reader::{Answers, FrameAnswer, FrameKey, Reader, Region, Source};
 use super::single_flight::Duty;
 use crate::catalog::{Candidate, Location};
 use crate::crypto::{Class, ObjectOpener};
 use crate::error::ContentError;
 use crate::gate::Reservation;
-use crate::pack::PackName;
+use crate::pack::{NamedFrame, PackName};
 use crate::pending::{Body, SealedHere};
 
 /// Size in bytes of the regions that are fetched whole from a pack that is read in small parts.
@@ -62,7 +62,7 @@ struct Trip {
 impl Reader {
     /// Fetches frames. Returns one result for each requested frame. If the future is dropped, the
     /// fetches that it began go on for other callers that wait for them.
-    pub(super) async fn frames(self: &Arc<Self>, sources: Vec<Source>) -> Answers {
+    pub(crate) async fn frames(self: &Arc<Self>, sources: Vec<Source>) -> Answers {
         let mut answers = Answers::new();
         let mut wanted = sources;
         for _ in 0..ASKED_MAX {
@@ -159,7 +159,7 @@ impl Reader {
             let job = reader.workers.run(move |scratch| {
                 let number = u32::from(sealed.frame);
                 let frame = scratch.frame_decoder.open(&sealed.opener, number, &body);
-                frame.map(|frame| Arc::new(CachedFrame::new(&keyring, class, frame)))
+                frame.map(|frame| Arc::new(NamedFrame::new(&keyring, class, frame)))
             });
             let answer = match job.await {
                 Ok(opened) => {
@@ -402,9 +402,7 @@ impl Reader {
                     let number = u32::from(location.frame);
                     let frame = scratch.frame_decoder.open(&opener, number, &sealed);
                     let answer = match frame {
-                        Ok(frame) => {
-                            Ok(Arc::new(CachedFrame::new(&keyring, location.class, frame)))
-                        }
+                        Ok(frame) => Ok(Arc::new(NamedFrame::new(&keyring, location.class, frame))),
                         Err(error) => {
                             let what = format!("frame {number}: {error}");
                             Err(ContentError::damaged(

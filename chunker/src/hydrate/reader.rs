@@ -1,32 +1,31 @@
 //! The state of the read path: what is fetched, what is cached, and where blobs are looked for.
 //!
-//! Owns the caches, the fetches under way, the sessions whose pending blobs are read, and the form
-//! of a cached frame. Does not own the choice of a copy, nor how it is fetched (`fetch`).
+//! Owns the caches, the fetches under way, and the sessions whose pending blobs are read. Does not
+//! own the choice of a copy, nor how it is fetched (`fetch`).
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use bytes::Bytes;
 use parking_lot::RwLock;
 
 use super::single_flight::SingleFlight;
 use crate::cache::{DiskCache, MemoryCache};
 use crate::catalog::{Candidate, Catalog};
 use crate::chunking::segment::Segment;
-use crate::crypto::{Class, Keyring, ObjectOpener};
+use crate::crypto::{Keyring, ObjectOpener};
 use crate::error::ContentError;
 use crate::gate::ByteGate;
-use crate::id::{Id, Kind};
-use crate::pack::{Frame, PackName};
+use crate::id::Id;
+use crate::pack::{NamedFrame, PackName};
 use crate::pending::{PendingBlobs, SealedHere};
 use crate::store_client::StoreClient;
 use crate::workers::Workers;
 
 /// The pack and number of a frame.
-pub(super) type FrameKey = (PackName, u16);
+pub(crate) type FrameKey = (PackName, u16);
 
 /// A fetched frame, or the reason why it was not fetched.
-pub(super) type FrameAnswer = Result<Arc<CachedFrame>, ContentError>;
+pub(crate) type FrameAnswer = Result<Arc<NamedFrame>, ContentError>;
 
 /// Fetched frames and errors, by frame.
 pub(super) type Answers = HashMap<FrameKey, FrameAnswer>;
@@ -60,14 +59,14 @@ pub(crate) struct Reader {
     pub(crate) disk: Option<Arc<DiskCache>>,
     pub(crate) saves_requests: bool,
     pub(crate) fetch_gate: ByteGate,
-    pub(super) frames: MemoryCache<FrameKey, Arc<CachedFrame>>,
-    pub(super) segments: MemoryCache<Id, Arc<Segment>>,
+    pub(super) frames: MemoryCache<FrameKey, Arc<NamedFrame>>,
+    pub(crate) segments: MemoryCache<Id, Arc<Segment>>,
     openers: MemoryCache<PackName, Arc<ObjectOpener>>,
     pub(super) single_flight: SingleFlight<FrameKey, FrameAnswer>,
     /// Regions from which little was fetched recently.
     pub(super) regions: MemoryCache<Region, ()>,
     /// The pending blobs of the sessions that write here.
-    pub(super) pending: RwLock<Vec<PendingBlobs>>,
+    pub(crate) pending: RwLock<Vec<PendingBlobs>>,
     /// Bounds the bytes of files that prefetches have requested.
     pub(crate) prefetch_gate: ByteGate,
 }
@@ -86,18 +85,9 @@ pub(crate) struct ReaderParts {
     pub(crate) cache_bytes: u64,
 }
 
-/// A decoded frame with the ids of its blobs.
-#[derive(Debug)]
-pub(super) struct CachedFrame {
-    frame: Frame,
-    pub(super) class: Class,
-    /// The id of each blob, and the kind that it was computed for.
-    ids: Box<[OnceLock<(Kind, Id)>]>,
-}
-
 /// A copy of a blob. Readers try the copies of a blob one after another.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(crate) enum Source {
     Sealed(SealedHere, u16),
     Bucket(Box<Candidate>),
 }
@@ -151,7 +141,7 @@ impl Reader {
 
 impl Source {
     /// Returns the frame, and the slot of the blob in it.
-    pub(super) fn place(&self) -> (FrameKey, u16) {
+    pub(crate) fn place(&self) -> (FrameKey, u16) {
         match self {
             Self::Sealed(sealed, slot) => ((sealed.pack, sealed.frame), *slot),
             Self::Bucket(candidate) => {
@@ -159,37 +149,5 @@ impl Source {
                 ((location.pack, location.frame), location.slot)
             }
         }
-    }
-}
-
-impl CachedFrame {
-    /// Wraps a frame. All blobs of a data pack are chunks, so their ids are computed here, on a
-    /// worker.
-    pub(super) fn new(keyring: &Keyring, class: Class, frame: Frame) -> Self {
-        let name = |bytes: Bytes| match class {
-            Class::DataPack => OnceLock::from((Kind::Chunk, keyring.id(Kind::Chunk, &bytes))),
-            _ => OnceLock::new(),
-        };
-        let ids = frame.blobs().map(name).collect();
-        Self { frame, class, ids }
-    }
-
-    /// Returns the blob in a slot if it has this kind and id. In metadata packs the reader states
-    /// the kind; the id is computed at the first read, and covers the kind.
-    pub(super) fn blob(&self, keyring: &Keyring, kind: Kind, id: &Id, slot: u16) -> Option<Bytes> {
-        let bytes = self.frame.blob(slot)?;
-        let cell = self.ids.get(usize::from(slot))?;
-        let named = cell.get_or_init(|| (kind, keyring.id(kind, &bytes)));
-        let is_it = match named.0 == kind {
-            true => named.1 == *id,
-            // An earlier reader stated another kind, and may have been wrong.
-            false => keyring.id(kind, &bytes) == *id,
-        };
-        is_it.then_some(bytes)
-    }
-
-    /// Returns the memory that the frame takes, in bytes.
-    pub(super) fn memory(&self) -> u64 {
-        (self.frame.memory() + self.ids.len() * size_of::<OnceLock<(Kind, Id)>>()) as u64 + 64
     }
 }

@@ -1,13 +1,15 @@
 //! Frames: a few blobs that are compressed and sealed together.
 //!
-//! Owns the bytes of a frame on both ways: from blobs to the sealed frame, and back. Does not own
-//! the place of a frame in its pack, nor the room there (builder).
+//! Owns the bytes of a frame on both ways: from blobs to the sealed frame, and back to blobs that
+//! are verified against their ids. Does not own the place of a frame in its pack, nor the room
+//! there (builder).
 
 use super::{FRAME_BLOBS_MAX, FRAME_RAW_MAX, PackError, PackName};
 use crate::codec::{CODED_HEAD_LEN, Decoder, Effort, Encoder};
-use crate::crypto::{BOX_OVERHEAD, NONCE_LEN, ObjectOpener, ObjectSealer, TAG_LEN};
-use crate::id::{Kind, Prefix};
+use crate::crypto::{BOX_OVERHEAD, Class, Keyring, NONCE_LEN, ObjectOpener, ObjectSealer, TAG_LEN};
+use crate::id::{Id, Kind, Prefix};
 use bytes::Bytes;
+use std::sync::OnceLock;
 
 /// Returns the decoded length in bytes of a frame that holds blobs of these lengths. `None` if no
 /// frame can hold them.
@@ -274,6 +276,52 @@ impl FrameDecoder {
             Bytes::from(std::mem::take(&mut self.room)).slice(CODED_HEAD_LEN..)
         };
         Frame::parse(raw)
+    }
+}
+
+/// A decoded frame with the ids of its blobs.
+#[derive(Debug)]
+pub struct NamedFrame {
+    frame: Frame,
+    class: Class,
+    /// The id of each blob, and the kind that it was computed for.
+    ids: Box<[OnceLock<(Kind, Id)>]>,
+}
+
+impl NamedFrame {
+    /// Names the blobs of a frame of an object of this class. All blobs of a data pack are chunks,
+    /// so their ids are computed here, on a worker.
+    pub fn new(keyring: &Keyring, class: Class, frame: Frame) -> Self {
+        let name = |bytes: Bytes| match class {
+            Class::DataPack => OnceLock::from((Kind::Chunk, keyring.id(Kind::Chunk, &bytes))),
+            _ => OnceLock::new(),
+        };
+        let ids = frame.blobs().map(name).collect();
+        Self { frame, class, ids }
+    }
+
+    /// Returns the class of the object that has the frame.
+    pub fn class(&self) -> Class {
+        self.class
+    }
+
+    /// Returns the blob in a slot if it has this kind and id. In metadata packs the reader states
+    /// the kind; the id is computed at the first read, and covers the kind.
+    pub fn blob(&self, keyring: &Keyring, kind: Kind, id: &Id, slot: u16) -> Option<Bytes> {
+        let bytes = self.frame.blob(slot)?;
+        let cell = self.ids.get(usize::from(slot))?;
+        let named = cell.get_or_init(|| (kind, keyring.id(kind, &bytes)));
+        let is_it = match named.0 == kind {
+            true => named.1 == *id,
+            // An earlier reader stated another kind, and may have been wrong.
+            false => keyring.id(kind, &bytes) == *id,
+        };
+        is_it.then_some(bytes)
+    }
+
+    /// Returns the memory that the frame takes, in bytes.
+    pub fn memory(&self) -> u64 {
+        (self.frame.memory() + self.ids.len() * size_of::<OnceLock<(Kind, Id)>>()) as u64 + 64
     }
 }
 

@@ -13,7 +13,9 @@ mod name;
 
 pub use builder::{FinishedPack, PackBuilder};
 pub use footer::{BlobEntry, Footer, FooterBuilder, FrameEntry};
-pub use frame::{Frame, FrameDecoder, FrameEncoder, FrameRecord, FrameTicket, frame_raw_length};
+pub use frame::{
+    Frame, FrameDecoder, FrameEncoder, FrameRecord, FrameTicket, NamedFrame, frame_raw_length,
+};
 pub use name::{BadName, PackName};
 
 use crate::codec::CodecError;

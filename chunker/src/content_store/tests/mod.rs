@@ -21,7 +21,9 @@ use self::bucket::Bucket;
 use super::*;
 use crate::budget::MemoryBudget;
 use crate::crypto::{RepositoryId, Secrets};
+use crate::extent::Piece;
 use crate::extent::{StoredRun, Target};
+use crate::id::Kind;
 use crate::ingest::{Ingest, Profile};
 
 const MIB: usize = 1 << 20;

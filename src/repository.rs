@@ -13,9 +13,7 @@ use bkfs_chunker::crypto::{Keyring, SlotCost, SlotName};
 use bkfs_chunker::id::Id;
 use bkfs_chunker::pack::PackName;
 use bkfs_store::lock::LockRule;
-use bkfs_store::{
-    LockingStore, RepositoryUrl, Signs, Store, StoreOptions, WatchedStore, open_store,
-};
+use bkfs_store::{GuardedStore, RepositoryUrl, Signs, Store, StoreOptions, open_store};
 use tokio::sync::watch;
 use zeroize::Zeroizing;
 
@@ -163,8 +161,8 @@ pub async fn open_on(
         accepted: opening.accepted,
     };
     let signs = opening.store.signs.clone();
-    let locking = Arc::new(LockingStore::new(store));
-    let store: Arc<dyn Store> = Arc::new(WatchedStore::new(locking.clone(), signs.clone()));
+    let guarded = Arc::new(GuardedStore::new(store, signs.clone()));
+    let store: Arc<dyn Store> = guarded.clone();
     let opened = objects::Repository::open(store.clone(), options, passwords).await?;
     keep_in_memory(opened.keyring());
     if let Some(place) = &place {
@@ -172,7 +170,7 @@ pub async fn open_on(
     }
     let lock = opened.config().lock();
     if let Some(rule) = lock {
-        locking.begin(locks(rule, &environment));
+        guarded.begin(locks(rule, &environment));
     }
     let content_store = ContentStore::open(
         store,
@@ -304,7 +302,7 @@ pub async fn create_locked_on(
     password: Option<Zeroizing<Vec<u8>>>,
     lock: Option<LockRule>,
 ) -> Result<String, RootError> {
-    let store = LockingStore::new(store);
+    let store = GuardedStore::new(store, Signs::default());
     if let Some(rule) = lock {
         store.begin(locks(rule, environment));
     }

@@ -13,7 +13,7 @@ use super::slot_error::{Lost, SlotsError};
 use super::slots::Slots;
 use crate::private;
 use bkfs_chunker::crypto::{RepositoryId, Slot, SlotName};
-use bkfs_store::{Locking, LockingStore, Operation};
+use bkfs_store::{GuardedStore, Locking, Operation, Signs};
 use bytes::Bytes;
 use jiff::Timestamp;
 use std::fs::File;
@@ -175,9 +175,9 @@ impl Slots {
     }
 
     async fn create_again(&self, kept: &Kept, clock: Timestamp) -> Result<(), RootError> {
-        let locking = LockingStore::new(self.store.clone());
+        let guarded = GuardedStore::new(self.store.clone(), Signs::default());
         if let Some(rule) = self.config.lock() {
-            locking.begin(Locking {
+            guarded.begin(Locking {
                 rule,
                 wanted: |_| true,
                 now: Box::new(move || clock),
@@ -185,7 +185,7 @@ impl Slots {
         }
         let (policy, entropy) = (RetryPolicy::default(), &*self.entropy);
         let (key, object) = (kept.slot.key(), &kept.object);
-        create_surely(&locking, &policy, entropy, &key, object).await?;
+        create_surely(&guarded, &policy, entropy, &key, object).await?;
         let get = || self.store.get(&key);
         let (found, _) = patiently(&policy, entropy, Operation::Get, &key, get).await?;
         match found == *object {

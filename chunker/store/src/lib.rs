@@ -28,6 +28,7 @@ pub mod direct;
 pub mod disk;
 pub mod entropy;
 mod error;
+mod guarded;
 mod key;
 mod layer;
 mod local;
@@ -42,7 +43,6 @@ mod remote;
 mod signs;
 mod url;
 mod version;
-mod watched;
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -53,10 +53,11 @@ use bytes::Bytes;
 use crate::lock::Lock;
 
 pub use error::{Operation, StoreError, StoreErrorKind};
+pub use guarded::GuardedStore;
 pub use key::{KEY_BYTES_MAX, PART_BYTES_MAX, check_key, check_prefix};
 pub use layer::Layer;
 pub use local::LocalStore;
-pub use locking::{Locking, LockingStore};
+pub use locking::Locking;
 pub use memory::MemoryStore;
 pub use open::open_store;
 pub use options::{Notice, StoreOptions};
@@ -65,7 +66,6 @@ pub use remote::{RemoteStore, Said};
 pub use signs::{Outage, Signs, TOLD_AFTER};
 pub use url::{RepositoryUrl, UrlError, parse_url};
 pub use version::Version;
-pub use watched::WatchedStore;
 
 /// The largest object that [`Store::get`] reads whole, in bytes. A bucket is not trusted, so it
 /// must not make a reader allocate without a bound. Every object that is read whole (root, lists,

@@ -24,6 +24,10 @@ use crate::volume::view::View;
 /// Maximum number of bytes that one call of [`Volume::share`] shares.
 pub const SHARE_BYTES_MAX: u64 = 1024 * 1024 * 1024;
 
+/// Minimum length of a write that keeps its own buffer, in bytes. Shorter writes are collected with
+/// their neighbours.
+const SHARED_WRITE_BYTES: usize = 64 * 1024;
+
 /// Options of a write.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct WriteOptions {
@@ -80,31 +84,41 @@ impl Volume {
         self.writable_with(data.len() as u64).await?;
         let now = self.clock.now();
         let is_private = self.usage.is_private(inode);
-        let place = self
-            .view
-            .transact(|run| {
-                let mut attributes = regular(run, inode)?;
-                let offset = if options.append {
-                    attributes.size_bytes
-                } else {
-                    offset
-                };
-                let end = offset
-                    .checked_add(data.len() as u64)
-                    .filter(|end| *end <= MAX_FILE_BYTES);
-                let Some(end) = end else {
-                    return Err(VolumeError::TooLarge.into());
-                };
-                run.write(inode, offset, data.clone(), is_private);
-                if options.kill_privileges {
-                    attributes.mode = mode::without_privileges(attributes.mode);
+        let length = data.len() as u64;
+        let decide = |run: &mut Transaction<'_>| {
+            let mut attributes = regular(run, inode)?;
+            let offset = if options.append {
+                attributes.size_bytes
+            } else {
+                offset
+            };
+            let end = offset
+                .checked_add(length)
+                .filter(|end| *end <= MAX_FILE_BYTES);
+            let Some(end) = end else {
+                return Err(VolumeError::TooLarge.into());
+            };
+            if options.kill_privileges {
+                attributes.mode = mode::without_privileges(attributes.mode);
+            }
+            grow(&mut attributes, end);
+            changed(run, inode, attributes, now);
+            Ok(offset)
+        };
+        let write = |&place: &u64, state: &mut LiveState, stamp| {
+            state.change_data(inode, place..place + length, |ranges| {
+                if is_private {
+                    ranges.set_private();
                 }
-                grow(&mut attributes, end);
-                changed(run, inode, attributes, now);
-                Ok(offset)
-            })
-            .await?;
-        self.wrote(inode, place..place + data.len() as u64);
+                if data.len() < SHARED_WRITE_BYTES {
+                    ranges.write(place, &data, stamp);
+                } else {
+                    ranges.write_shared(place, data.clone(), stamp);
+                }
+            });
+        };
+        let place = self.view.transact_with(decide, write).await?;
+        self.wrote(inode, place..place + length);
         Ok(place)
     }
 

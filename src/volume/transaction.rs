@@ -12,7 +12,6 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use bkfs_chunker::id::Id;
-use bytes::Bytes;
 
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::Key;
@@ -43,16 +42,7 @@ pub type Step<T> = Result<T, Stop>;
 enum Effect {
     Set(Key, Option<Item>),
     Drop(u64),
-    Write {
-        inode: u64,
-        offset: u64,
-        data: Bytes,
-        is_private: bool,
-    },
-    Zero {
-        inode: u64,
-        range: Range<u64>,
-    },
+    Zero { inode: u64, range: Range<u64> },
 }
 
 /// One run of an operation against the state.
@@ -125,49 +115,25 @@ impl Transaction<'_> {
         self.effects.push(Effect::Drop(inode));
     }
 
-    /// Writes bytes to a file at the byte `offset`. Private bytes are not matched with stored
-    /// content. The caller sets the size.
-    pub fn write(&mut self, inode: u64, offset: u64, data: Bytes, is_private: bool) {
-        self.effects.push(Effect::Write {
-            inode,
-            offset,
-            data,
-            is_private,
-        });
-    }
-
     /// Makes a range of a file, in bytes, read as zeroes. The caller sets the size.
     pub fn zero(&mut self, inode: u64, range: Range<u64>) {
         self.effects.push(Effect::Zero { inode, range });
     }
 }
 
-/// Applies the writes of a transaction to the active layer.
-fn apply(state: &mut LiveState, effects: Vec<Effect>, inodes: i64, bytes: i64) {
+/// Applies the writes of a transaction to the active layer, after those that `first` makes there.
+fn apply(
+    state: &mut LiveState,
+    first: impl FnOnce(&mut LiveState, u64),
+    (effects, inodes, bytes): (Vec<Effect>, i64, i64),
+) {
     let stamp = state.next_stamp();
     state.count(inodes, bytes);
+    first(state, stamp);
     for effect in effects {
         match effect {
             Effect::Set(key, item) => state.change_item(key, item),
             Effect::Drop(inode) => state.drop_inode(inode),
-            Effect::Write {
-                inode,
-                offset,
-                data,
-                is_private,
-            } => {
-                let range = offset..offset + data.len() as u64;
-                state.change_data(inode, range, |ranges| {
-                    if is_private {
-                        ranges.set_private();
-                    }
-                    if data.len() < SHARED_WRITE_BYTES {
-                        ranges.write(offset, &data, stamp);
-                    } else {
-                        ranges.write_shared(offset, data, stamp);
-                    }
-                });
-            }
             Effect::Zero { inode, range } => {
                 let zeroes = range.clone();
                 state.change_data(inode, range, |ranges| ranges.zero(zeroes, stamp));
@@ -175,10 +141,6 @@ fn apply(state: &mut LiveState, effects: Vec<Effect>, inodes: i64, bytes: i64) {
         }
     }
 }
-
-/// Minimum length of a write that keeps its own buffer, in bytes. Shorter writes are collected with
-/// their neighbours.
-const SHARED_WRITE_BYTES: usize = 64 * 1024;
 
 /// The outcome of one run: a result, or the item to fetch before the next run.
 enum Outcome<T> {
@@ -203,12 +165,29 @@ impl View {
     /// - [`VolumeError::ReadOnly`] if the view is frozen.
     pub async fn transact<T>(
         &self,
+        operation: impl FnMut(&mut Transaction<'_>) -> Step<T>,
+    ) -> Result<T, VolumeError> {
+        self.transact_with(operation, |_, _, _| {}).await
+    }
+
+    /// Runs as [`View::transact`]. When `operation` succeeds, `write` puts bytes of files into the
+    /// active layer in the same step: it gets the result, the state and the stamp of the
+    /// transaction. So the bytes pass no run that is abandoned.
+    ///
+    /// Cancel safety: as [`View::transact`].
+    ///
+    /// # Errors
+    /// As [`View::transact`].
+    pub async fn transact_with<T>(
+        &self,
         mut operation: impl FnMut(&mut Transaction<'_>) -> Step<T>,
+        mut write: impl FnMut(&T, &mut LiveState, u64),
     ) -> Result<T, VolumeError> {
         let mut fetched: HashMap<Key, Option<Item>> = HashMap::new();
         let mut fetched_from: Option<Id> = None;
         loop {
-            match self.attempt(&mut operation, &mut fetched, &mut fetched_from)? {
+            let from = (&mut fetched, &mut fetched_from);
+            match self.attempt(&mut operation, &mut write, from)? {
                 Outcome::Done(result) => return result,
                 Outcome::Fetch(key, base) => {
                     let item = self.item_below(base, &key).await?;
@@ -221,8 +200,8 @@ impl View {
     fn attempt<T>(
         &self,
         operation: &mut impl FnMut(&mut Transaction<'_>) -> Step<T>,
-        fetched: &mut HashMap<Key, Option<Item>>,
-        fetched_from: &mut Option<Id>,
+        write: &mut impl FnMut(&T, &mut LiveState, u64),
+        (fetched, fetched_from): (&mut HashMap<Key, Option<Item>>, &mut Option<Id>),
     ) -> Result<Outcome<T>, VolumeError> {
         let mut state = self.state()?.lock();
         state.accepts()?;
@@ -242,8 +221,9 @@ impl View {
         };
         match operation(&mut run) {
             Ok(value) => {
-                let (effects, inodes, bytes) = (run.effects, run.inodes, run.bytes);
-                apply(&mut state, effects, inodes, bytes);
+                let effects = (run.effects, run.inodes, run.bytes);
+                let first = |state: &mut LiveState, stamp| write(&value, state, stamp);
+                apply(&mut state, first, effects);
                 Ok(Outcome::Done(Ok(value)))
             }
             Err(Stop::Need(key)) => Ok(Outcome::Fetch(key, state.base)),

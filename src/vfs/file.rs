@@ -1,12 +1,9 @@
-//! Open files: opening, reading, writing, closing, syncing.
+//! Open files: opening, closing, syncing, and changes of their ranges without bytes.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bkfs_fuse::{
-    CopyFileRange, Fallocate, FallocateMode, Handle, OpenFlags, Opened, Read, ReadData, Whence,
-};
+use bkfs_fuse::{CopyFileRange, Fallocate, FallocateMode, Handle, OpenFlags, Opened, Whence};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
@@ -16,44 +13,14 @@ use crate::vfs::readahead::ReadAhead;
 use crate::vfs::{CloseMode, DedupMode, Mount, special};
 use crate::volume::Volume;
 use crate::volume::attributes::Change;
-use crate::volume::data::{Room, Source, WriteOptions};
+use crate::volume::data::{Room, Source};
 use crate::volume::error::VolumeError;
 use crate::volume::mode;
 use crate::volume::seek::seek;
 use crate::volume::state::Scope;
-use crate::volume::view::View;
 
 /// close(2) waits for files with more unsent bytes than this (SEMANTICS.md, close-is-bounded).
 const CLOSE_WAITS_ABOVE_BYTES: u64 = 1024 * 1024;
-
-/// Longest request to `.bkfs/control`, in bytes.
-const REQUEST_BYTES_MAX: usize = 64 * 1024;
-
-/// The origin of a write.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Writer {
-    /// The kernel writes dirty pages of a mapping from its page cache.
-    pub(super) from_cache: bool,
-    /// Clear set-user-id and set-group-id.
-    pub(super) kill_privileges: bool,
-}
-
-/// Starts a task that fetches the bytes that are likely to be read next, while `range` itself is
-/// read.
-fn fetch_ahead(file: &OpenFile, view: &View, range: &Range<u64>, size: u64) {
-    let most = view.content_store().prefetch_bytes_max();
-    let mut readahead = file.readahead.lock();
-    let Some(ahead) = readahead.read(range, size, most) else {
-        return;
-    };
-    match view.content_store().prefetch(ahead.end - ahead.start) {
-        Some(prefetch) => {
-            let (view, inode) = (view.clone(), file.number.inode);
-            tokio::spawn(async move { view.fetch_ahead(inode, ahead, prefetch).await });
-        }
-        None => readahead.refused(&ahead),
-    }
-}
 
 impl Mount {
     /// Opens a file for `user`. Writes through the handle count as those of `user`, whichever
@@ -154,99 +121,8 @@ impl Mount {
         })
     }
 
-    fn open_file(&self, handle: Handle) -> Result<Arc<Open>, VolumeError> {
+    pub(super) fn open_file(&self, handle: Handle) -> Result<Arc<Open>, VolumeError> {
         self.handles.get(handle).ok_or(VolumeError::Stale)
-    }
-
-    pub(super) async fn read(&self, request: Read) -> Result<ReadData, VolumeError> {
-        let open = self.open_file(request.handle)?;
-        let slice = |text: &Bytes| {
-            let from = (request.offset as usize).min(text.len());
-            let to = (from + request.size as usize).min(text.len());
-            ReadData::from(text.slice(from..to))
-        };
-        let file = match open.as_ref() {
-            Open::File(file) => file,
-            Open::Text(text) => return Ok(slice(text)),
-            Open::Control(answer) => return Ok(slice(&answer.lock())),
-            Open::Directory(_) => return Err(VolumeError::IsDirectory),
-        };
-        let inode = file.number.inode;
-        let view = match file.number.snapshot {
-            // A live file is read through the present view, even if the mount has exchanged its
-            // volume since the open.
-            0 if !self.follows() => self.current.view(),
-            _ => file.view.clone(),
-        };
-        let size = view.attributes(Scope::Live, inode).await?.size_bytes;
-        let range = request.offset
-            ..request
-                .offset
-                .saturating_add(u64::from(request.size))
-                .min(size);
-        if range.is_empty() {
-            return Ok(ReadData::default());
-        }
-        fetch_ahead(file, &view, &range, size);
-        Ok(view.read(Scope::Live, inode, range).await?.into())
-    }
-
-    pub(super) async fn write(
-        &self,
-        handle: Handle,
-        number: Number,
-        offset: u64,
-        data: Bytes,
-        by: Writer,
-    ) -> Result<u32, VolumeError> {
-        let length = data.len() as u32;
-        let open = self.handles.get(handle);
-        if let Some(Open::Control(answer)) = open.as_deref() {
-            if data.len() > REQUEST_BYTES_MAX {
-                return Err(VolumeError::Invalid);
-            }
-            let text = self.control.handle(data).await;
-            *answer.lock() = Bytes::from(text);
-            return Ok(length);
-        }
-        let volume = self.volume_for(number)?;
-        self.check_handle(open.as_deref())?;
-        if by.from_cache {
-            self.check_pages(number)?;
-        }
-        let append = match open.as_deref() {
-            Some(Open::File(file)) => {
-                file.written.fetch_add(1, Ordering::SeqCst);
-                // The kernel writes pages back to their own offsets, through any handle that may
-                // write.
-                file.append && !by.from_cache
-            }
-            // Dirty pages of a mapping may outlive the handle through which they were written.
-            _ => false,
-        };
-        // Pages of a mapping were written earlier, perhaps before the file got its capabilities.
-        // They do not remove these.
-        if !by.from_cache {
-            volume.drop_capabilities(number.inode).await?;
-        }
-        volume
-            .write(
-                number.inode,
-                offset,
-                data,
-                WriteOptions {
-                    append,
-                    kill_privileges: by.kill_privileges,
-                },
-            )
-            .await?;
-        // Counted again at the end, for a close(2) that ran meanwhile.
-        if by.from_cache {
-            self.handles.wrote_by_mapping(number);
-        } else if let Some(Open::File(file)) = open.as_deref() {
-            file.written.fetch_add(1, Ordering::SeqCst);
-        }
-        Ok(length)
     }
 
     /// Handles close(2): waits as `close=` says, if the handle has written. Concurrent close(2)
@@ -339,25 +215,6 @@ impl Mount {
             return Err(VolumeError::Lost { inode });
         }
         Ok(())
-    }
-
-    /// Checks that pages of a mapping are certain to date from after the last loss of the file. The
-    /// kernel does not say through which handle they were mapped. While a handle from before the
-    /// loss may write, no page is accepted.
-    ///
-    /// # Errors
-    /// [`VolumeError::Lost`] if the pages may date from before the loss.
-    fn check_pages(&self, number: Number) -> Result<(), VolumeError> {
-        let inode = number.inode;
-        let Some(turn) = self.current.lost_at(inode) else {
-            return Ok(());
-        };
-        let is_stale =
-            self.current.is_unsettled(inode) || self.handles.any_writes_from_before(number, turn);
-        match is_stale {
-            true => Err(VolumeError::Lost { inode }),
-            false => Ok(()),
-        }
     }
 
     pub(super) async fn fallocate(&self, request: Fallocate) -> Result<(), VolumeError> {

@@ -12,10 +12,11 @@
 //!    changes of keys out until step 3 has ended ([`super::key_change`]).
 //! 3. The rotation checks that the new slot still exists, or a newer one that the password opens.
 //!    Statements of a slot that the password does not open count for nothing: if there is no other
-//!    slot, a copy of the new slot is written: no change of keys can have removed it
-//!    meanwhile. A rotation whose session does not stand writes no copy. The other slots, which open nothing new, are
-//!    deleted. A slot with another master key of some epoch, of a rotation that was begun and not
-//!    made, stays (`bkfs key remove --give-up`).
+//!    slot, a copy of the new slot is written: no change of keys can have removed it meanwhile. A
+//!    rotation whose session does not stand writes no copy, and takes a copy back if its session
+//!    was ended before the copy was there. The other slots, which open nothing new, are deleted. A
+//!    slot with another master key of some epoch, of a rotation that was begun and not made, stays
+//!    (`bkfs key remove --give-up`).
 //!
 //! A rotation needs a slot in force of its password. If that slot was removed meanwhile, the
 //! rotation is refused: otherwise it would let a user in again whom another user has shut out. The
@@ -129,7 +130,7 @@ pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, 
     let root = &handle.current().root;
     let stands = root.sessions.contains_key(&switch.session);
     let session = stands.then(|| OpenSession::registered(&handle, switch.session, root.epoch));
-    let kept = keep(slots, slot, &secrets, own, &switch, stands).await;
+    let kept = keep(slots, slot, &secrets, own, (&switch, &handle)).await;
     let rotated = match kept {
         Ok(slot) => {
             slots.remember(slot).await;
@@ -218,7 +219,11 @@ async fn judge(
     };
     match keyring.object_opener(Class::Root, ROOT_KEY, &header) {
         Ok(opener) if opener.header().key_epoch == keyring.epoch() => {
-            let view = handle.refresh().await.unwrap_or_else(|_| handle.current());
+            // Without the root it is not known whether the session stands.
+            let view = handle.refresh().await;
+            let view = view.map_err(|error| RootError::OutcomeUnknown {
+                reason: error.to_string(),
+            })?;
             Ok(view.root.generation)
         }
         Ok(_) => Err(error.into()),
@@ -233,20 +238,23 @@ async fn judge(
 }
 
 /// Ensures that a slot in force exists, and returns it: the new one; if that was removed or changed
-/// meanwhile, a later one that the password opens; otherwise, if the rotation's session `stands` in
-/// the root, a copy of the new one. A user that removed the new slot has another one in force, but
-/// the statements of a slot that the password does not open prove nothing.
+/// meanwhile, a later one that the password opens; otherwise, if the rotation's session stands in
+/// the root before and after, a copy of the new one. A user that removed the new slot has another
+/// one in force, but the statements of a slot that the password does not open prove nothing.
+///
+/// Cancel safety: dropped, it may leave a copy.
 ///
 /// # Errors
 /// [`SlotsError::Rotated`] if there is none, and the session does not stand: another rotation was
-/// made with this slot, and a change of keys may have removed it since. Store errors.
+/// made with this slot, or another program ended the session, and a change of keys may have removed
+/// the slot since. [`SlotsError::Unconfirmed`] if a copy was written and the root cannot be read
+/// then; the copy stays, since it may be the only key. Store errors.
 async fn keep(
     slots: &Slots,
     slot: KnownSlot,
     secrets: &Secrets,
     own: &SlotFacts,
-    switch: &Switch<'_>,
-    stands: bool,
+    (switch, handle): (&Switch<'_>, &RootHandle),
 ) -> Result<KnownSlot, SlotsError> {
     let (store, repository) = (slots.store(), switch.repository);
     if let Some(Ok(there)) = read_slot(&**store, repository, slot.name).await?
@@ -270,11 +278,31 @@ async fn keep(
             fingerprint: newer.fingerprint(),
         });
     }
-    if !stands {
+    let stands = async || {
+        let view = handle.refresh().await?;
+        Ok::<_, RootError>(view.root.sessions.contains_key(&switch.session))
+    };
+    if !stands().await? {
         return Err(SlotsError::Rotated);
     }
     let making = slots.making_like(own, switch.parts.clock);
     let copy = slots.put(making, secrets).await?;
+    // Only this look counts: the session may have been ended, and the keys changed, before the copy
+    // was there.
+    match stands().await {
+        Ok(true) => {}
+        Ok(false) => {
+            store
+                .delete(&copy.name.key())
+                .await
+                .map_err(RootError::from)?;
+            return Err(SlotsError::Rotated);
+        }
+        Err(error) => {
+            let reason = format!("{error}; key {} was added", copy.name);
+            return Err(SlotsError::Unconfirmed { reason });
+        }
+    }
     tracing::warn!(slot = %slot.name, copy = %copy.name,
         "the new key was removed meanwhile; a copy stays");
     for (name, _) in newer {

@@ -49,12 +49,16 @@ impl BlobKey {
 
 /// The blobs of one frame before compression, in the memory that holds them.
 #[derive(Debug, Default)]
-pub(crate) struct RawFrame(Vec<(BlobKey, Bytes)>);
+pub(crate) struct RawFrame {
+    blobs: Vec<(BlobKey, Bytes)>,
+    /// True if the pending index lists a blob of the frame whose bytes never came.
+    is_lacking: bool,
+}
 
 impl RawFrame {
     /// Returns all blobs with their names, as a pack accepts them.
     fn blobs(&self) -> Vec<(Kind, Prefix, &[u8])> {
-        let blobs = self.0.iter();
+        let blobs = self.blobs.iter();
         blobs
             .map(|(key, blob)| (key.kind, key.prefix, &**blob))
             .collect()
@@ -62,7 +66,7 @@ impl RawFrame {
 
     /// Returns the blob in a slot.
     fn blob(&self, slot: u16) -> Option<Bytes> {
-        let (_, blob) = self.0.get(usize::from(slot))?;
+        let (_, blob) = self.blobs.get(usize::from(slot))?;
         Some(blob.clone())
     }
 }
@@ -107,8 +111,8 @@ impl Frame {
     /// Compresses and seals the blobs. From then on they are read from the sealed frame.
     ///
     /// # Errors
-    /// [`PackError::Inconsistent`] if the ticket is for less, or if the frame does not wait for a
-    /// worker.
+    /// [`PackError::Inconsistent`] if the ticket is for less, if the frame lacks a blob, or if it
+    /// does not wait for a worker.
     pub(crate) fn seal(
         &self,
         FramePlace { ticket, opener }: FramePlace,
@@ -119,6 +123,9 @@ impl Frame {
             FrameState::Raw(raw) => Arc::clone(raw),
             _ => return Err(PackError::Inconsistent("the frame is not to be sealed")),
         };
+        if raw.is_lacking {
+            return Err(PackError::Inconsistent("the frame lacks a blob"));
+        }
         let (record, bytes) = ticket.seal(encoder, &raw.blobs(), effort)?;
         *self.state.lock() = FrameState::Sealed(SealedHere {
             pack: record.pack(),
@@ -164,21 +171,47 @@ impl Frame {
 
 /// The place of a new blob in a frame that accepts blobs. The caller fills it before it releases
 /// the pending index's lock: until then the frame lacks a blob that the pending index lists.
+///
+/// Dropped without its bytes, it leaves a frame that cannot be sealed, so that no pack lacks a blob
+/// that others refer to.
 #[must_use = "the blob is not in the frame yet"]
 #[derive(Debug)]
 pub(crate) struct NewBlob {
     pub(super) frame: Arc<Frame>,
-    pub(super) key: BlobKey,
+    key: BlobKey,
     pub(super) slot: u16,
+    is_filled: bool,
 }
 
 impl NewBlob {
+    /// Returns the place of a blob in this slot of `frame`.
+    pub(super) fn new(frame: Arc<Frame>, key: BlobKey, slot: u16) -> Self {
+        Self {
+            frame,
+            key,
+            slot,
+            is_filled: false,
+        }
+    }
+
     /// Puts the bytes of the blob into the frame.
-    pub(crate) fn fill(self, bytes: Bytes) {
-        if let FrameState::Gathering(raw) = &mut *self.frame.state.lock() {
-            debug_assert_eq!(raw.0.len(), usize::from(self.slot));
+    pub(crate) fn fill(mut self, bytes: Bytes) {
+        if let FrameState::Gathering(raw) = &mut *self.frame.state.lock()
+            && raw.blobs.len() == usize::from(self.slot)
+        {
             debug_assert!(bytes.len() <= LARGEST_BLOB_BYTES);
-            raw.0.push((self.key, bytes));
+            raw.blobs.push((self.key, bytes));
+            self.is_filled = true;
+        }
+    }
+}
+
+impl Drop for NewBlob {
+    fn drop(&mut self) {
+        if !self.is_filled
+            && let FrameState::Gathering(raw) = &mut *self.frame.state.lock()
+        {
+            raw.is_lacking = true;
         }
     }
 }

@@ -101,11 +101,7 @@ impl PackWriter {
             }
         };
         debug_assert!(open.blobs < FRAME_BLOBS);
-        let new = NewBlob {
-            frame: Arc::clone(&open.frame),
-            key,
-            slot: open.blobs as u16,
-        };
+        let new = NewBlob::new(Arc::clone(&open.frame), key, open.blobs as u16);
         open.blobs += 1;
         open.bytes += length;
         (new, full)

@@ -13,7 +13,7 @@ use crate::codec::Effort;
 use crate::crypto::{Class, Features, Keyring, RepositoryId, Secrets};
 use crate::gate::ByteGate;
 use crate::id::{Id, Kind};
-use crate::pack::{FinishedPack, FrameEncoder, PackBuilder, PackName};
+use crate::pack::{FinishedPack, FrameEncoder, PackBuilder, PackError, PackName};
 
 const TARGET_BYTES: u64 = 300_000;
 
@@ -379,4 +379,20 @@ proptest! {
         }
         world.finish();
     }
+}
+
+#[test]
+fn a_frame_that_lacks_a_blob_is_not_sealed() {
+    let mut world = World::new();
+    world.store(Class::DataPack, 1, 10);
+    let name = World::blob(Class::DataPack, 2);
+    let reservation = world.gate.try_reserve(1).expect("there is room");
+    let index = &mut world.pending_index;
+    let gathered = index.gather(name, 10, reservation, Matching::Everything);
+    drop(gathered.new.expect("it is new"));
+    world.cut(Class::DataPack);
+    world.ticket(0);
+    let (full, place) = world.working.remove(0);
+    let sealed = full.frame.seal(place, &mut world.encoder, Effort::None);
+    assert!(matches!(sealed, Err(PackError::Inconsistent(_))));
 }

@@ -84,7 +84,10 @@ pub async fn leftovers(disk: &Arc<dyn Disk>, root: &Path) -> Result<Leftovers, S
         for (session, entry) in listed {
             let directory = root.join(&entry.name);
             let opened = match entry.data {
-                Ok(data) if !data.is_directory => continue,
+                Ok(data) if !data.is_directory => {
+                    let error = std::io::Error::from(std::io::ErrorKind::NotADirectory);
+                    Err(SpoolError::disk(&directory, error))
+                }
                 Ok(_) => open(disk, session, &directory).await,
                 Err(error) => Err(SpoolError::disk(&directory, error)),
             };

@@ -501,6 +501,22 @@ fn an_unreadable_spool_hides_no_other() {
     });
 }
 
+/// A spool that was moved elsewhere, with a link left in its place, is not passed over.
+#[test]
+fn what_stands_in_the_place_of_a_spool_is_not_passed_over() {
+    run(async {
+        let (_, shared, _) = dead_spool().await;
+        let place = Path::new(ROOT).join(format!("{:016x}", 2));
+        shared
+            .write_new(&place, &[noise(3, 1)])
+            .await
+            .expect("made");
+        let found = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
+        let unreadable: Vec<u64> = found.unreadable.iter().map(|one| one.session).collect();
+        assert_eq!((found.spools.len(), unreadable), (1, vec![2]));
+    });
+}
+
 /// What the machine lacks for a while says nothing of a file.
 #[test]
 fn a_condition_of_the_machine_is_neither_rot_nor_a_refusal_of_the_file() {

@@ -133,6 +133,29 @@ async fn no_key_is_changed_until_the_rotation_has_left() {
     assert_eq!(sessions(&store, "third").await, []);
 }
 
+/// The rotation is made and then stands still; another machine takes it for dead and ends its
+/// session, and the password is changed.
+#[tokio::test(start_paused = true)]
+async fn a_rotation_whose_session_was_ended_writes_no_copy_of_a_removed_key() {
+    let store = made().await;
+    let (gate, faulty, through) = holding_after_the_root(&store).await;
+    let rotating = tokio::spawn(async move { rotated(&through, "first", 30).await });
+    until_held(&faulty).await;
+    let standing = sessions(&store, "first").await;
+    let [(id, _)] = standing[..] else {
+        panic!("{standing:?}")
+    };
+    end(&store, "first", id).await;
+    let opened = slots(&store, "first", 31).await.expect("it opens");
+    passwd(&opened, entry("here")).await.expect("changed");
+    gate.open();
+    let error = rotating.await.expect("no panic").expect_err("it was ended");
+    assert!(matches!(error, SlotsError::Rotated), "{error}");
+    let error = open(&store, "first").await.expect_err("it was changed");
+    assert!(matches!(error, RootError::WrongPassword), "{error}");
+    open(&store, "third").await.expect("it opens");
+}
+
 /// Another process makes the rotation that this one has begun, and the password is changed since.
 #[tokio::test(start_paused = true)]
 async fn a_rotation_that_another_one_made_writes_no_copy_of_a_removed_key() {

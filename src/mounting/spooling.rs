@@ -28,7 +28,8 @@ use crate::repository::Repository;
 use crate::root::ended_sessions::LOOKS_MAX;
 use crate::root::gap::Gap;
 use crate::root::kept::Covered;
-use crate::root::session::{KnownSpools, OpenSession};
+use crate::root::request::KnownSpools;
+use crate::root::session::OpenSession;
 use crate::root::state::{Session, SessionId, SessionState};
 
 /// Interval of the progress messages of a replay, and of a survey on a terminal.

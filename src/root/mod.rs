@@ -26,7 +26,7 @@
 //! | [`lists`] | loads, caches and writes the lists that a root refers to |
 //! | `root_lists` | the same for the root that a handle reads |
 //! | [`holder`], [`heartbeat`] | identity of a session, and whether it lives |
-//! | [`session`] | registering, taking over, leaving |
+//! | [`session`], [`request`] | registering, taking over, leaving; what a new session asks for |
 //! | [`recovery_bases`] | entries of the root for ended sessions with spools (pure) |
 //! | [`recovery_base`] | the commit that the journals in an ended session's spool follow |
 //! | [`journal`] | writes the operations that fsync acknowledges before a commit |
@@ -86,6 +86,7 @@ pub mod recovery_bases;
 pub mod refusal;
 pub mod removal;
 pub mod repository;
+pub mod request;
 pub mod retry;
 mod root_lists;
 pub mod rotation;
@@ -119,8 +120,9 @@ pub use lists::{DirectLists, ListWriter, Lists};
 pub use memory::{FileMemory, GenerationMemory, VolatileMemory};
 pub use refusal::Refusal;
 pub use repository::{NewRepository, OpenOptions, Passwords, Repository};
+pub use request::VolumeRequest;
 pub use retry::RetryPolicy;
-pub use session::{OpenSession, VolumeRequest};
+pub use session::OpenSession;
 pub use shard::ListRef;
 pub use snapshots::{NewSnapshot, SnapshotEntry, SnapshotList, SnapshotReference};
 pub use state::{HolderInfo, Root, Session, SessionId, SessionState, Volume};

@@ -356,10 +356,10 @@ cannot_be_brought() {
   mv "$pack" "$SUITE_TMP/pack"
   mkdir "$pack"
   kept=$(find "$spool" | sort)
-  exits 1 bkfs session end "$URL" "$session"
+  exits 13 bkfs session end "$URL" "$session"
   clear_message
   says "$spool" 'Is a directory' 'The session stays'
-  exits 1 bkfs session end --force "$URL" "$session"
+  exits 13 bkfs session end --force "$URL" "$session"
   says 'The session stays'
   [ "$(find "$spool" | sort)" = "$kept" ] || wrong "the spool has changed"
   exits 0 bkfs session list "$URL"

@@ -358,9 +358,9 @@ cannot_be_brought() {
   kept=$(find "$spool" | sort)
   exits 13 bkfs session end "$URL" "$session"
   clear_message
-  says "$spool" 'Is a directory' 'The session stays'
+  says "$spool" 'Is a directory'
   exits 13 bkfs session end --force "$URL" "$session"
-  says 'The session stays'
+  says 'it stays as it is'
   [ "$(find "$spool" | sort)" = "$kept" ] || wrong "the spool has changed"
   exits 0 bkfs session list "$URL"
   says "$session +live"

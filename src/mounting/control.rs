@@ -378,3 +378,40 @@ impl Control for MountControl {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holds_are_a_histogram_of_prometheus() {
+        let mut holds = Holds {
+            total: Duration::from_millis(70),
+            longest: Duration::from_millis(60),
+            ..Holds::default()
+        };
+        holds.counts[0] = 5;
+        holds.counts[4] = 2;
+        holds.counts[HOLD_LIMITS_US.len()] = 1;
+        let mut text = String::new();
+        put_holds(&mut text, &holds);
+        let lines: Vec<&str> = text.lines().collect();
+        let bucket = |limit: &str, count: u64| {
+            format!("bkfs_state_lock_hold_seconds_bucket{{le=\"{limit}\"}} {count}")
+        };
+        // Each class counts the classes below it as well.
+        for line in [
+            bucket("0.00001", 5),
+            bucket("0.0005", 5),
+            bucket("0.001", 7),
+            bucket("0.25", 7),
+            bucket("+Inf", 8),
+            "bkfs_state_lock_hold_seconds_count 8".to_owned(),
+            "bkfs_state_lock_hold_seconds_sum 0.07".to_owned(),
+            "bkfs_state_lock_longest_hold_seconds 0.06".to_owned(),
+        ] {
+            assert!(lines.contains(&line.as_str()), "{line}: {text}");
+        }
+        assert_eq!(lines.len(), HOLD_LIMITS_US.len() + 6);
+    }
+}

@@ -114,12 +114,7 @@ pub struct Capturing {
     kept_parts: usize,
     /// The number of parts beyond which the capture is given up.
     parts_max: usize,
-    /// The most bytes of a range that one step reads. It follows the number of parts there.
-    window_bytes: u64,
 }
-
-/// The least bytes of a range that one step reads, and how many the first step reads.
-const WINDOW_BYTES: Range<u64> = 1 << 20..16 << 20;
 
 impl Capturing {
     fn new(deltas: [Delta; 2], parts_max: usize) -> Self {
@@ -130,7 +125,6 @@ impl Capturing {
             ranges: BTreeMap::new(),
             kept_parts: 0,
             parts_max,
-            window_bytes: WINDOW_BYTES.end,
         }
     }
 
@@ -177,6 +171,9 @@ impl Capturing {
     fn keep_contents(&mut self, state: &VolumeState, inode: u64, changed: &Range<u64>) {
         for delta in [0, 1] {
             let unread = self.read_to(delta, inode).max(changed.start)..changed.end;
+            if unread.is_empty() {
+                continue;
+            }
             let ranges = self.deltas[delta].contents_of(inode);
             let Some(ranges) = ranges.filter(|_| self.describes(delta, inode)) else {
                 continue;
@@ -256,9 +253,7 @@ impl Capturing {
                     self.read_items(state, (delta, last), left, &mut batch)
                 }
                 Reached::Contents(delta, from) => {
-                    let read = self.read_contents(state, (delta, from), &mut batch);
-                    self.adapt_window(read, limit);
-                    read
+                    self.read_contents(state, (delta, from), left, &mut batch)
                 }
                 Reached::All => {
                     batch.is_last = true;
@@ -299,12 +294,13 @@ impl Capturing {
         count
     }
 
-    /// Reads the first contents of one delta from an inode and offset on, and returns the number of
-    /// their parts.
+    /// Reads the first contents of one delta from an inode and offset on, about `limit` parts, and
+    /// returns the number of their parts.
     fn read_contents(
         &mut self,
         state: &VolumeState,
         (delta, from): (usize, (u64, u64)),
+        limit: usize,
         batch: &mut Batch,
     ) -> usize {
         let Some((inode, range)) = self.deltas[delta].contents_from(from) else {
@@ -318,34 +314,41 @@ impl Capturing {
             self.reached = Reached::Contents(delta, (inode, u64::MAX));
             return 1;
         }
-        let end = range.end.min(range.start.saturating_add(self.window_bytes));
-        let begun = (delta, inode, range.start)..(delta, inode, end);
-        let last = self.ranges.range(begun).next_back();
-        // What was kept is not divided.
-        let range = range.start..last.map_or(end, |(_, kept)| end.max(kept.range.end));
-        let gaps = self.not_kept(delta, inode, range.clone());
+        let range = self.next_part(state, (delta, inode), range, limit);
         self.reached = Reached::Contents(delta, (inode, range.end));
-        let mut read: Vec<_> = gaps
+        let gaps = self.not_kept(delta, inode, range.clone());
+        let now = gaps
             .into_iter()
-            .map(|gap| CapturedRange::of(state, inode, gap))
-            .collect();
-        let mut later = self.ranges.split_off(&(delta, inode, range.start));
-        let mut rest = later.split_off(&(delta, inode, range.end));
-        self.ranges.append(&mut rest);
-        read.extend(later.into_values());
+            .map(|gap| CapturedRange::of(state, inode, gap));
+        let mut read: Vec<_> = now.collect();
+        let begun = (delta, inode, range.start)..(delta, inode, range.end);
+        let kept: Vec<_> = self.ranges.range(begun).map(|(place, _)| *place).collect();
+        read.extend(kept.iter().filter_map(|place| self.ranges.remove(place)));
         read.sort_unstable_by_key(|captured| captured.range.start);
         let count = read.iter().map(CapturedRange::part_count).sum();
         batch.ranges.extend(read);
         count
     }
 
-    /// Lets the next step read as many bytes as have about `limit` parts.
-    fn adapt_window(&mut self, read: usize, limit: usize) {
-        if read <= limit / 2 {
-            self.window_bytes = self.window_bytes.saturating_mul(2);
-        } else if read > limit {
-            self.window_bytes = (self.window_bytes / 2).max(WINDOW_BYTES.start);
-        }
+    /// Returns the front of `range` that has about `limit` parts, and about as many kept ranges. What
+    /// was kept is not divided.
+    fn next_part(
+        &self,
+        state: &VolumeState,
+        (delta, inode): (usize, u64),
+        range: Range<u64>,
+        limit: usize,
+    ) -> Range<u64> {
+        let end = state.end_of_parts(Scope::Live, inode, &range, limit);
+        let begun = (delta, inode, range.start)..(delta, inode, end);
+        let mut kept = self.ranges.range(begun).map(|(_, kept)| &kept.range);
+        let last = kept.by_ref().take(limit.max(1)).last();
+        let end = match (last, kept.next()) {
+            (_, Some(next)) => next.start,
+            (Some(last), None) => end.max(last.end),
+            (None, None) => end,
+        };
+        range.start..end
     }
 }
 

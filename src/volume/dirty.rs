@@ -20,6 +20,9 @@ use bytes::Bytes;
 /// start.
 const OPEN_BYTES: usize = 128 * 1024;
 
+/// Number of copied bytes that count as one part when parts are counted.
+const COPIED_PART_BYTES: usize = 16 * 1024;
+
 /// Memory of a piece in addition to its bytes: its place in a map that is half full, and buffer
 /// headers (for the memory budget).
 const PIECE_OVERHEAD_BYTES: u64 = 200;
@@ -62,6 +65,14 @@ impl Content {
             Content::Zero(_) => 0,
         };
         held as u64 + PIECE_OVERHEAD_BYTES
+    }
+
+    /// Returns the effort to take a part of it: 1, and more if its bytes are copied for that.
+    fn part_weight(&self) -> usize {
+        match self {
+            Content::Open(buffer) => 1 + buffer.len() / COPIED_PART_BYTES,
+            Content::Closed { .. } | Content::Zero(_) => 1,
+        }
     }
 
     fn close(&mut self) -> Bytes {
@@ -235,6 +246,18 @@ impl DirtyRanges {
             parts.push((from..to, part));
         }
         parts
+    }
+
+    /// Returns the end of the longest front of `range` in which [`DirtyRanges::overlaps`] finds at
+    /// most `limit` parts, or one. A part of which many bytes are copied counts as several.
+    pub fn end_of_parts(&self, range: &Range<u64>, limit: usize) -> u64 {
+        let mut weight = 0;
+        let beyond = self.overlapping(range).find(|(_, piece)| {
+            let is_first = weight == 0;
+            weight += piece.content.part_weight();
+            !is_first && weight > limit
+        });
+        beyond.map_or(range.end, |(start, _)| start)
     }
 
     /// Returns whether the byte at `offset` is data (true), a zero (false) or not dirty (none), and

@@ -15,7 +15,7 @@ use crate::mounting::spool_place::SpoolPlace;
 use crate::mounting::{MountPlan, SESSION_END};
 use crate::root::heartbeat::{Watched, published_base, watch_holder};
 use crate::root::holder::LocalVerdict;
-use crate::root::removal::{give_up, remove_dead};
+use crate::root::removal::give_up;
 use crate::root::session::OpenSession;
 use crate::root::state::{RecoveryBase, Session as Entry, SessionId, SessionState};
 
@@ -280,9 +280,6 @@ async fn remove(
             .code(Code::Held)
             .hint("--force ends it nevertheless."));
     }
-    // Entering ends what this machine's dead commands left; then it is gone already.
-    let session = OpenSession::open(handle, here, None, &*environment.processes).await?;
-    let removed = remove_dead(handle, &session, id).await;
-    session.end().await?;
-    Ok(removed?)
+    let session = OpenSession::open_in_place_of(handle, here, id, &*environment.processes).await?;
+    Ok(session.end().await?)
 }

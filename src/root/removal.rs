@@ -1,58 +1,12 @@
-//! Removal of dead entries from the root: maintenance sessions, and recovery bases of spools that
-//! are given up (docs/PROTOCOL.md, rule 7).
+//! Removal of recovery bases from the root, of spools that are given up (docs/PROTOCOL.md, rule 7).
 //!
-//! Owns those two replacements. [`super::session`] and [`super::holder`] decide when a session
-//! counts as dead.
+//! Owns that replacement.
 
 use super::error::RootError;
 use super::handle::{RootHandle, Transition};
 use super::session::OpenSession;
 use super::state::{Root, SessionId};
 use async_trait::async_trait;
-
-/// Removes a dead maintenance session from the root, in the name of the live session `by` (step
-/// `EndSessionCas`).
-///
-/// Cancel safety: dropped, it leaves the change unsent, or sent with an unknown outcome, which the
-/// handle settles before its next change.
-///
-/// # Errors
-/// - [`RootError::Refused`] with [`Refusal::Held`](super::refusal::Refusal::Held) if the dead
-///   session has a volume: it ends when that volume is taken.
-/// - [`RootError::Refused`] with [`Refusal::Fenced`](super::refusal::Refusal::Fenced) if `by` is
-///   not live in the root.
-/// - The other errors of [`RootHandle::update`].
-pub async fn remove_dead(
-    handle: &RootHandle,
-    by: &OpenSession,
-    dead: SessionId,
-) -> Result<(), RootError> {
-    let mut transition = RemoveDead { by: by.id(), dead };
-    handle.update(&mut transition).await?;
-    Ok(())
-}
-
-struct RemoveDead {
-    by: SessionId,
-    dead: SessionId,
-}
-
-#[async_trait]
-impl Transition for RemoveDead {
-    type Output = ();
-
-    fn session(&self) -> Option<SessionId> {
-        Some(self.by)
-    }
-
-    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-        Ok(next.remove_dead(self.dead)?)
-    }
-
-    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
-        Ok(!root.sessions.contains_key(&self.dead))
-    }
-}
 
 /// Removes the recovery bases of these ended sessions from the root, in the name of the live
 /// session `by`. The root then keeps nothing for their spools.

@@ -20,7 +20,7 @@ use super::refusal::Refusal;
 use super::request::{KnownSpools, VolumeRequest};
 use super::sent::Sent;
 use super::state::{HolderInfo, Root, Session, SessionId, SessionState};
-use super::transition::Claim;
+use super::transition::{Claim, SESSIONS_MAX};
 use async_trait::async_trait;
 
 /// The number of successive holders that are judged before the volume counts as held.
@@ -87,6 +87,7 @@ impl OpenSession {
             holder,
             processes,
             spools,
+            ends: None,
         };
         let Some(request) = volume else {
             let base = entering.enter(None).await?;
@@ -94,6 +95,33 @@ impl OpenSession {
         };
         let entered = entering.enter_volume(&request).await?;
         Self::begin(entering, request, entered).await
+    }
+
+    /// Enters the root as `holder` in the place of a dead maintenance session, which the same
+    /// replacement removes (step `EndSessionCas`): a root that is full of sessions has no other
+    /// place.
+    ///
+    /// Cancel safety: as of [`Self::open`].
+    ///
+    /// # Errors
+    /// [`RootError::Refused`] with [`Refusal::Held`] if the dead session has a volume: it ends when
+    /// that volume is taken. Those of [`Self::open`].
+    pub async fn open_in_place_of(
+        handle: &RootHandle,
+        holder: HolderInfo,
+        dead: SessionId,
+        processes: &dyn Processes,
+    ) -> Result<Self, RootError> {
+        let entering = Entering {
+            handle,
+            id: draw_id(handle),
+            holder,
+            processes,
+            spools: KnownSpools::default(),
+            ends: Some(dead),
+        };
+        let base = entering.enter(None).await?;
+        Ok(Self::registered(handle, entering.id, base))
     }
 
     /// Returns a session without a volume that is registered already, at its first base epoch.
@@ -139,6 +167,7 @@ impl OpenSession {
             holder,
             processes,
             spools,
+            ends: None,
         };
         handle.refresh().await?;
         let known = look_before(handle, &volume, accepts_loss).await?;
@@ -363,6 +392,8 @@ struct Entering<'a> {
     holder: HolderInfo,
     processes: &'a dyn Processes,
     spools: KnownSpools,
+    /// A dead maintenance session of any machine that leaves the root in the same replacement.
+    ends: Option<SessionId>,
 }
 
 impl Entering<'_> {
@@ -497,14 +528,22 @@ impl Transition for Enter<'_, '_> {
 
     async fn apply(&mut self, next: &mut Root) -> Result<u64, RootError> {
         // These go first, because they may be what fills the root.
-        for dead in self.dead_sessions(next) {
-            next.remove_dead(dead)?;
-        }
         let Entering {
-            id, holder, spools, ..
+            id,
+            holder,
+            spools,
+            ends,
+            ..
         } = self.entering;
+        for dead in self.dead_sessions(next).iter().chain(ends) {
+            next.remove_dead(*dead)?;
+        }
         next.drop_recovery_bases(&spools.empty);
-        next.register(*id, holder.clone())?;
+        let places = match self.volume {
+            Some((volume, claim)) if claim != Claim::Free => next.places_to_take(volume),
+            _ => SESSIONS_MAX,
+        };
+        next.register_within(*id, holder.clone(), places)?;
         next.note_spool(*id, spools.own);
         if let Some((volume, claim)) = self.volume {
             next.claim(*id, volume, claim)?;

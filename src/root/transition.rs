@@ -23,6 +23,10 @@ pub const FIRST_FREE_INODE: u64 = 16;
 /// The largest number of sessions in a root, so that dead ones cannot fill it.
 pub const SESSIONS_MAX: usize = 64;
 
+/// Places beyond [`SESSIONS_MAX`] for sessions that take a volume from its holder: the holder leaves
+/// the root after that, and in a full root it could not leave otherwise.
+pub const TAKING_SESSIONS_MAX: usize = 4;
+
 /// The condition under which a session takes a volume.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Claim {
@@ -115,10 +119,32 @@ impl Root {
     /// [`Refusal::SessionTaken`] if the id is registered; [`Refusal::Full`] if [`SESSIONS_MAX`]
     /// sessions are.
     pub fn register(&mut self, id: SessionId, holder: HolderInfo) -> Result<(), Refusal> {
+        self.register_within(id, holder, SESSIONS_MAX)
+    }
+
+    /// Returns how many sessions may be in the root for a session that takes `volume`.
+    pub fn places_to_take(&self, volume: &str) -> usize {
+        let holder = self.volumes.get(volume).and_then(|volume| volume.holder);
+        match holder {
+            Some(_) => SESSIONS_MAX + TAKING_SESSIONS_MAX,
+            None => SESSIONS_MAX,
+        }
+    }
+
+    /// Same as [`Root::register`], if fewer than `places` sessions are registered.
+    ///
+    /// # Errors
+    /// Those of [`Root::register`].
+    pub fn register_within(
+        &mut self,
+        id: SessionId,
+        holder: HolderInfo,
+        places: usize,
+    ) -> Result<(), Refusal> {
         if self.sessions.contains_key(&id) {
             return Err(Refusal::SessionTaken(id));
         }
-        if self.sessions.len() >= SESSIONS_MAX {
+        if self.sessions.len() >= places {
             return Err(Refusal::Full { what: "sessions" });
         }
         let session = Session {

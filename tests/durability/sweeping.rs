@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use bkfs::root::lists::{DirectLists, ListWriter};
-use bkfs::root::removal::remove_dead;
 use bkfs::root::session::OpenSession;
 use bkfs_chunker::crypto::Class;
 use bkfs_store::{Layer, MemoryStore, Operation, Store, StoreError};
@@ -208,11 +207,9 @@ fn a_list_that_a_session_at_work_has_written_is_no_orphan() {
     bucket.work(bucket.memory.clone(), async |repository| {
         let (handle, machine) = (&repository.handle, &repository.environment);
         let holder = machine.holder("session end");
-        let by = OpenSession::open(handle, holder, None, &*machine.processes).await;
-        let by = by.expect("entered");
-        let removed = remove_dead(handle, &by, session).await;
-        removed.expect("removed");
-        by.end().await.expect("left");
+        let processes = &*machine.processes;
+        let by = OpenSession::open_in_place_of(handle, holder, session, processes).await;
+        by.expect("removed").end().await.expect("left");
     });
     gc(&bucket);
     assert_eq!(bucket.count(&key), 0, "no root will name it");

@@ -8,7 +8,6 @@ use super::support::{holder, time};
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::holder::SystemProcesses;
 use crate::root::key_change::{KeyChange, KeyEntry, ROTATION};
-use crate::root::removal::remove_dead;
 use crate::root::rotation::rotate;
 use crate::root::session::OpenSession;
 use crate::root::slot_error::SlotsError;
@@ -30,10 +29,8 @@ async fn sessions(store: &Arc<dyn Store>, password: &'static str) -> Vec<(Sessio
 async fn end(store: &Arc<dyn Store>, password: &'static str, id: SessionId) {
     let opened = open(store, password).await.expect("it opens");
     let handle = opened.handle();
-    let by = OpenSession::open(handle, holder("ender"), None, &SystemProcesses).await;
-    let by = by.expect("room");
-    remove_dead(handle, &by, id).await.expect("removed");
-    by.end().await.expect("live");
+    let by = OpenSession::open_in_place_of(handle, holder("ender"), id, &SystemProcesses).await;
+    by.expect("removed").end().await.expect("live");
 }
 
 /// Changes the password "first" to "third" on the machine `name`.
@@ -263,6 +260,8 @@ async fn without_a_root_keys_are_changed_without_a_session() {
     let store = made().await;
     let first = slots(&store, "first", 3).await.expect("it opens");
     rotated(&store, "first", 4).await.expect("no session");
-    let late = KeyChange::begin(&first, &entry("here")).await;
-    assert!(matches!(late, Err(SlotsError::Rotated)), "{late:?}");
+    let here = entry("here");
+    let late = KeyChange::begin(&first, &here).await;
+    let error = late.err().expect("it was rotated");
+    assert!(matches!(error, SlotsError::Rotated), "{error}");
 }

@@ -581,9 +581,10 @@ async fn a_change_of_the_rule_during_a_mount_without_the_chain_is_told() {
     let changed = rule::change(changing.handle(), changer.id(), RULE, time(0)).await;
     changed.expect("the config is its own");
     changer.end().await.expect("live");
-    crate::root::removal::remove_dead(mount.handle(), &session, crate::root::SessionId(1))
-        .await
-        .expect("live");
+    let dead = crate::root::SessionId(1);
+    let handle = mount.handle();
+    let by = OpenSession::open_in_place_of(handle, holder("c"), dead, &SystemProcesses).await;
+    by.expect("removed").end().await.expect("live");
     // The session is alone now. Its next root begins the chain, and names the rule that the config
     // states.
     session.end().await.expect("live");

@@ -242,6 +242,59 @@ async fn commands_of_an_earlier_boot_are_cleared_away() {
     assert_eq!(root.sessions.len(), 1);
 }
 
+const FULL: ErrorKind = ErrorKind::Refused;
+
+/// Sessions of machines that nobody can ask fill the root. Each can be ended all the same.
+#[tokio::test(start_paused = true)]
+async fn in_a_full_root_a_dead_session_can_be_ended() {
+    let store = memory().await;
+    let handle = process(store.clone(), 1).await;
+    for number in 0..SESSIONS_MAX {
+        let host = holder(&format!("lost-{number}"));
+        let session = OpenSession::open(&handle, host, None, &SystemProcesses).await;
+        drop(session.expect("room"));
+    }
+    let here = || holder("here");
+    let full = OpenSession::open(&handle, here(), None, &SystemProcesses).await;
+    assert_eq!(full.expect_err("full").kind(), FULL);
+    let dead = *handle.current().root.sessions.keys().next().expect("one");
+    let by = OpenSession::open_in_place_of(&handle, here(), dead, &SystemProcesses).await;
+    by.expect("its place").end().await.expect("live");
+    let root = &handle.refresh().await.expect("there").root;
+    assert_eq!(root.sessions.len(), SESSIONS_MAX - 1);
+    assert!(!root.sessions.contains_key(&dead));
+}
+
+/// So can a volume be taken from a session of a full root, but no further one be made.
+#[tokio::test(start_paused = true)]
+async fn in_a_full_root_a_volume_can_be_taken_over() {
+    let store = memory().await;
+    let handle = process(store.clone(), 1).await;
+    let request = |name: String, steal| VolumeRequest {
+        name,
+        steal,
+        accept_loss: false,
+    };
+    for number in 0..SESSIONS_MAX {
+        let (host, volume) = (holder(&format!("lost-{number}")), format!("v{number}"));
+        let volume = Some(request(volume, false));
+        let session = OpenSession::open(&handle, host, volume, &SystemProcesses).await;
+        drop(session.expect("room"));
+    }
+    let here = || holder("here");
+    for (volume, steal) in [("new", false), ("new", true)] {
+        let volume = Some(request(volume.to_owned(), steal));
+        let full = OpenSession::open(&handle, here(), volume, &SystemProcesses).await;
+        assert_eq!(full.expect_err("full").kind(), FULL);
+    }
+    let volume = Some(request("v7".to_owned(), true));
+    let taken = OpenSession::open(&handle, here(), volume, &SystemProcesses).await;
+    taken.expect("taken over").end().await.expect("live");
+    let root = &handle.refresh().await.expect("there").root;
+    assert_eq!(root.sessions.len(), SESSIONS_MAX - 1);
+    assert!(root.volumes["v7"].holder.is_none());
+}
+
 #[tokio::test(start_paused = true)]
 async fn on_one_machine_the_process_decides_at_once() {
     for (state, taken) in [

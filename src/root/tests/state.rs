@@ -393,7 +393,8 @@ fn a_root_has_its_largest_size() {
 fn a_full_complement_of_sessions_fits() {
     let mut root = Root::new(RepositoryId([7; 16]), [1; 16]);
     let long = || "ü".repeat(400);
-    for number in 0..SESSIONS_MAX as u64 {
+    let places = SESSIONS_MAX + TAKING_SESSIONS_MAX;
+    for number in 0..places as u64 {
         let holder = HolderInfo {
             host: long(),
             machine_id: long(),
@@ -404,7 +405,7 @@ fn a_full_complement_of_sessions_fits() {
             user: long(),
             mount_point: long(),
         };
-        root.register(SessionId(u64::MAX - number), holder)
+        root.register_within(SessionId(u64::MAX - number), holder, places)
             .expect("room");
         root.claim(
             SessionId(u64::MAX - number),

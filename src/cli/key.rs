@@ -16,7 +16,7 @@ use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
 use crate::environment::Environment;
 use crate::root::error::RootError;
-use crate::root::key_change::{KeyChange, KeyEntry, ROTATION};
+use crate::root::key_change::{KeyChange, KeyEntry, PASSWD, ROTATION};
 use crate::root::rotation::{self, RotationParts};
 use crate::root::slot_error::{self, SlotsError};
 use crate::root::slot_facts::SlotFacts;
@@ -409,7 +409,7 @@ async fn passwd(
     let own: Vec<&SlotFacts> = slots.list().iter().filter(|slot| slot.is_own).collect();
     let label = own.first().map_or("", |slot| slot.label.as_str());
     let changing = slots.change(making(&password, label, environment));
-    let entry = entry(slots, access, environment, "bkfs key passwd");
+    let entry = entry(slots, access, environment, PASSWD);
     let (key, removed) = change(slots, entry, changing).await?;
     let answer = json!({
         "key": key.to_string(),

@@ -20,7 +20,12 @@
 //! A dead change or rotation leaves its session as every command does: the next one on the same
 //! machine removes it, and `bkfs session end` on others.
 //!
-//! No rotation is made of a root that is absent or damaged. There a change registers nothing.
+//! Changes do not exclude each other, with one exception: of two changes of a password, the one that
+//! registers later is refused. Otherwise both new passwords would open. A change with a password
+//! that was removed before it registered is refused as well.
+//!
+//! No rotation is made of a root that is absent or damaged. There a change registers nothing. It
+//! looks several times before it believes that, and once more at its end.
 
 use super::error::RootError;
 use super::handle::{RootHandle, RootParts};
@@ -30,13 +35,17 @@ use super::refusal::Refusal;
 use super::retry::RetryPolicy;
 use super::session::OpenSession;
 use super::slot_error::SlotsError;
-use super::slots::Slots;
-use super::state::{HolderInfo, ROOT_KEY, Root, SessionId};
+use super::slots::{Slots, require_one_of};
+use super::state::{HolderInfo, ROOT_KEY, SessionId};
 use bkfs_chunker::crypto::{Keyring, OpenError};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The mount point that the session of a rotation names.
 pub const ROTATION: &str = "bkfs key rotate";
+
+/// The mount point that the session of a change of a password names.
+pub const PASSWD: &str = "bkfs key passwd";
 
 /// How a change of keys or a rotation enters the root.
 pub struct KeyEntry<'a> {
@@ -74,13 +83,41 @@ impl KeyEntry<'_> {
         };
         RootHandle::open(parts, self.min_generation).await
     }
+
+    /// Opens the root with the keys that `slots` has read. None if it is absent or damaged, each
+    /// time that it is read.
+    ///
+    /// # Errors
+    /// The other ones of [`RootHandle::open`].
+    async fn find_root(&self, slots: &Slots) -> Result<Option<RootHandle>, RootError> {
+        for look in 0..LOOKS {
+            if look > 0 {
+                tokio::time::sleep(LOOK_AGAIN_AFTER).await;
+            }
+            match self.open_root(slots, slots.keyring().clone()).await {
+                Ok(handle) => return Ok(Some(handle)),
+                Err(error) if has_no_root(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
 }
 
-/// A change of keys that stands in the root, unless there is no root that can be read.
-#[derive(Debug)]
-pub struct KeyChange(Option<(RootHandle, OpenSession)>);
+/// How many times the root is read before it counts as absent or damaged.
+const LOOKS: u32 = 3;
 
-impl KeyChange {
+/// The time between two such reads.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// A change of keys that stands in the root, unless there is no root that can be read.
+pub struct KeyChange<'a> {
+    slots: &'a Slots,
+    entry: &'a KeyEntry<'a>,
+    standing: Option<(RootHandle, OpenSession)>,
+}
+
+impl<'a> KeyChange<'a> {
     /// Begins a change of the keys that `slots` has read.
     ///
     /// Cancel safety: dropped, it may leave its session in the root, as
@@ -88,28 +125,49 @@ impl KeyChange {
     ///
     /// # Errors
     /// [`SlotsError::Rotated`] if the root is sealed under a newer master key; a refusal of kind
-    /// `Busy` that names the session of a rotation; those of [`RootHandle::open`] and
-    /// [`OpenSession::open`].
-    pub async fn begin(slots: &Slots, entry: &KeyEntry<'_>) -> Result<Self, SlotsError> {
-        let handle = match entry.open_root(slots, slots.keyring().clone()).await {
-            Ok(handle) => handle,
-            Err(error) if has_no_root(&error) => {
-                slots.require_unrotated().await?;
-                return Ok(Self(None));
-            }
-            Err(error) => return Err(error.into()),
+    /// `Busy` that names the session of a rotation or of another change of a password;
+    /// [`Refusal::KeyRemoved`]; those of [`RootHandle::open`] and [`OpenSession::open`].
+    pub async fn begin(slots: &'a Slots, entry: &'a KeyEntry<'a>) -> Result<Self, SlotsError> {
+        let mut change = Self {
+            slots,
+            entry,
+            standing: None,
         };
-        let holder = entry.holder.clone();
-        let session = OpenSession::open(&handle, holder, None, entry.processes).await?;
-        let sessions = rotations(&handle.current().root);
-        let change = Self(Some((handle, session)));
-        match sessions.is_empty() {
-            true => Ok(change),
-            false => {
-                change.leave().await;
-                Err(RootError::from(Refusal::Busy { sessions }).into())
+        match entry.find_root(slots).await? {
+            None => slots.require_unrotated().await?,
+            Some(handle) => {
+                let holder = entry.holder.clone();
+                let session = OpenSession::open(&handle, holder, None, entry.processes).await?;
+                change.standing = Some((handle, session));
             }
         }
+        match change.require_permitted().await {
+            Ok(()) => Ok(change),
+            Err(error) => {
+                change.leave().await;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Checks that nothing in the root excludes the change, and that its password still has a key.
+    async fn require_permitted(&self) -> Result<(), RootError> {
+        if let Some((handle, session)) = &self.standing {
+            let is_passwd = self.entry.holder.mount_point == PASSWD;
+            let excludes = |id: &SessionId, holder: &HolderInfo| {
+                let name = holder.mount_point.as_str();
+                *id != session.id() && (name == ROTATION || is_passwd && name == PASSWD)
+            };
+            let root = &handle.current().root;
+            let sessions = root.sessions.iter();
+            let sessions = sessions.filter(|(id, session)| excludes(id, &session.holder));
+            let sessions = sessions.map(|(id, session)| (*id, session.holder.clone()));
+            let sessions: Vec<_> = sessions.collect();
+            if !sessions.is_empty() {
+                return Err(Refusal::Busy { sessions }.into());
+            }
+        }
+        require_one_of(&**self.slots.store(), &self.slots.own_in_force()).await
     }
 
     /// Ends the change, and returns its result. If it was made, the session must have stood until
@@ -130,12 +188,17 @@ impl KeyChange {
         stands.and(changed)
     }
 
-    /// Checks with a read of the root that the session stands in it.
+    /// Checks with a read of the root that the session stands in it, or that there is still none.
     async fn require_standing(&self) -> Result<(), SlotsError> {
-        let Some((handle, session)) = &self.0 else {
-            return Ok(());
-        };
         let unconfirmed = |reason: String| Err(SlotsError::Unconfirmed { reason });
+        let Some((handle, session)) = &self.standing else {
+            let keyring = self.slots.keyring().clone();
+            return match self.entry.open_root(self.slots, keyring).await {
+                Ok(_) => unconfirmed("the root, which seemed damaged, can be read".to_owned()),
+                Err(error) if has_no_root(&error) => Ok(()),
+                Err(error) => unconfirmed(error.to_string()),
+            };
+        };
         match handle.refresh().await {
             Ok(view) if view.root.sessions.contains_key(&session.id()) => Ok(()),
             Ok(_) => unconfirmed("its session was ended by another program".to_owned()),
@@ -144,7 +207,7 @@ impl KeyChange {
     }
 
     async fn leave(self) {
-        if let Some((_, session)) = self.0
+        if let Some((_, session)) = self.standing
             && let Err(left) = session.end().await
         {
             tracing::warn!(error = %left, "the session of the change of keys stays in the root");
@@ -168,12 +231,4 @@ fn has_no_root(error: &RootError) -> bool {
         }
         _ => false,
     }
-}
-
-/// The sessions of rotations in the root.
-fn rotations(root: &Root) -> Vec<(SessionId, HolderInfo)> {
-    let sessions = root.sessions.iter();
-    let rotations = sessions.filter(|(_, session)| session.holder.mount_point == ROTATION);
-    let named = rotations.map(|(id, session)| (*id, session.holder.clone()));
-    named.collect()
 }

@@ -42,9 +42,10 @@ use super::retry::random;
 use super::session::{OpenSession, draw_id};
 use super::slot_error::SlotsError;
 use super::slot_facts::SlotFacts;
-use super::slots::Slots;
+use super::slots::{Slots, require_one_of};
 use super::state::{HolderInfo, ROOT_KEY, Root, SessionId};
 use super::unlock::{damage_of, find_slots, read_slot};
+use super::view::RootView;
 use async_trait::async_trait;
 use bkfs_chunker::crypto::{
     Class, Header, Keyring, OpenError, RepositoryId, Secrets, Slot, SlotName,
@@ -88,7 +89,8 @@ pub struct Rotated {
 /// [`SlotsError::Others`] unless the keys of other passwords may be dropped; a refusal of kind
 /// `Busy` that names the sessions in the root; [`SlotsError::Rotated`] if another rotation came
 /// first; [`RootError::OutcomeUnknown`] if this one may have been made;
-/// [`SlotsError::NoMoreEpochs`]; store errors.
+/// [`SlotsError::RotationUnconfirmed`] if it was made, and it is not known which keys are there;
+/// [`SlotsError::NoMoreEpochs`]; store errors, before which it was not made.
 pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, SlotsError> {
     let left = slots.keyring().epoch();
     if !parts.drops_others {
@@ -106,12 +108,7 @@ pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, 
         session: draw_id(&handle),
         known: slots.list().iter().map(|slot| slot.name).collect(),
         strays: BTreeSet::new(),
-        own: slots
-            .list()
-            .iter()
-            .filter(|slot| slot.is_in_force)
-            .map(|slot| slot.name)
-            .collect(),
+        own: slots.own_in_force(),
     };
     // Before any write: most refusals are known now.
     switch.clear_sessions(&mut handle.current().root.clone())?;
@@ -123,34 +120,42 @@ pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, 
         None => slots.put(making, &secrets).await?,
     };
     switch.known.insert(slot.name);
-    let generation = match handle.update(&mut switch).await {
-        Ok(applied) => applied.generation,
-        Err(error) => judge(&handle, &keyring, error).await?,
+    let root = match handle.update(&mut switch).await {
+        Ok(_) => Ok(handle.current()),
+        Err(error) => {
+            judge(&handle, &keyring, error).await?;
+            handle.refresh().await
+        }
     };
-    let root = &handle.current().root;
-    let stands = root.sessions.contains_key(&switch.session);
-    let session = stands.then(|| OpenSession::registered(&handle, switch.session, root.epoch));
+    let session = root
+        .as_ref()
+        .ok()
+        .and_then(|root| switch.session_in(root, &handle));
+    // Without a readable root as well: the new slot may be its only key.
     let kept = keep(slots, slot, &secrets, own, (&switch, &handle)).await;
-    let rotated = match kept {
-        Ok(slot) => {
+    let rotated = match (kept, root) {
+        (Ok(slot), Ok(root)) => {
             slots.remember(slot).await;
             let (dropped, left) = drop_useless(slots, slot.name, &secrets, &switch).await;
             Ok(Rotated {
                 epoch: keyring.epoch(),
-                generation,
+                generation: root.root.generation,
                 slot: slot.name,
                 dropped,
                 left,
             })
         }
-        Err(error) => Err(error),
+        (Ok(_), Err(error)) => Err(unconfirmed(error)),
+        (Err(error), _) => Err(error),
     };
-    if let Some(session) = session
-        && let Err(left) = session.end().await
-    {
-        tracing::warn!(error = %left, "the session of the rotation stays in the root");
-    }
+    switch.leave(session, &handle).await;
     rotated
+}
+
+fn unconfirmed(reason: impl ToString) -> SlotsError {
+    SlotsError::RotationUnconfirmed {
+        reason: reason.to_string(),
+    }
 }
 
 /// Deletes the slots that open nothing new. Returns those that were deleted, and those that were
@@ -204,28 +209,17 @@ fn next_secrets(slots: &Slots) -> Result<(Secrets, Option<KnownSlot>), SlotsErro
     Ok((secrets, None))
 }
 
-/// Decides the outcome of a switch that ended with `error`: returns the generation if the root is
-/// sealed under the new master key all the same.
+/// Decides the outcome of a switch that ended with `error`: returns if the root is sealed under the
+/// new master key all the same.
 ///
 /// # Errors
 /// `error` itself, or [`SlotsError::Rotated`] if the root is sealed under another new master key.
-async fn judge(
-    handle: &RootHandle,
-    keyring: &Keyring,
-    error: RootError,
-) -> Result<u64, SlotsError> {
+async fn judge(handle: &RootHandle, keyring: &Keyring, error: RootError) -> Result<(), SlotsError> {
     let Ok(Some(header)) = root_header(&**handle.store()).await else {
         return Err(error.into());
     };
     match keyring.object_opener(Class::Root, ROOT_KEY, &header) {
-        Ok(opener) if opener.header().key_epoch == keyring.epoch() => {
-            // Without the root it is not known whether the session stands.
-            let view = handle.refresh().await;
-            let view = view.map_err(|error| RootError::OutcomeUnknown {
-                reason: error.to_string(),
-            })?;
-            Ok(view.root.generation)
-        }
+        Ok(opener) if opener.header().key_epoch == keyring.epoch() => Ok(()),
         Ok(_) => Err(error.into()),
         Err(OpenError::NoKeyEpoch { epoch }) => {
             let damage = damage_of(&**handle.store(), keyring, epoch).await?;
@@ -238,17 +232,21 @@ async fn judge(
 }
 
 /// Ensures that a slot in force exists, and returns it: the new one; if that was removed or changed
-/// meanwhile, a later one that the password opens; otherwise, if the rotation's session stands in
-/// the root before and after, a copy of the new one. A user that removed the new slot has another
-/// one in force, but the statements of a slot that the password does not open prove nothing.
+/// meanwhile, a later one that the password opens; otherwise a copy of the new one, unless the
+/// rotation's session does not stand in the root before or after. A user that removed the new slot
+/// has another one in force, but the statements of a slot that the password does not open prove
+/// nothing.
+///
+/// Once the new slot is known to be gone, a request that fails keeps no copy from being written:
+/// only a root without the session does.
 ///
 /// Cancel safety: dropped, it may leave a copy.
 ///
 /// # Errors
 /// [`SlotsError::Rotated`] if there is none, and the session does not stand: another rotation was
 /// made with this slot, or another program ended the session, and a change of keys may have removed
-/// the slot since. [`SlotsError::Unconfirmed`] if a copy was written and the root cannot be read
-/// then; the copy stays, since it may be the only key. Store errors.
+/// the slot since. [`SlotsError::RotationUnconfirmed`] if a request failed; a copy that may be there
+/// is named, and stays, since it may be the only key.
 async fn keep(
     slots: &Slots,
     slot: KnownSlot,
@@ -257,13 +255,15 @@ async fn keep(
     (switch, handle): (&Switch<'_>, &RootHandle),
 ) -> Result<KnownSlot, SlotsError> {
     let (store, repository) = (slots.store(), switch.repository);
-    if let Some(Ok(there)) = read_slot(&**store, repository, slot.name).await?
+    let there = read_slot(&**store, repository, slot.name).await;
+    if let Some(Ok(there)) = there.map_err(unconfirmed)?
         && there.fingerprint() == slot.fingerprint
     {
         return Ok(slot);
     }
-    let found = find_slots(&**store, repository, Some(secrets.epoch())).await?;
-    let newer: Vec<&(SlotName, Slot)> = (found.slots.iter())
+    let found = find_slots(&**store, repository, Some(secrets.epoch())).await;
+    let listed = found.as_ref().map_or(&[][..], |found| &found.slots);
+    let newer: Vec<&(SlotName, Slot)> = (listed.iter())
         .filter(|(name, slot)| {
             let is_older = switch.known.contains(name) || switch.strays.contains(name);
             !is_older && slot.epoch() == Some(secrets.epoch())
@@ -278,30 +278,22 @@ async fn keep(
             fingerprint: newer.fingerprint(),
         });
     }
-    let stands = async || {
-        let view = handle.refresh().await?;
-        Ok::<_, RootError>(view.root.sessions.contains_key(&switch.session))
-    };
-    if !stands().await? {
+    let before = switch.stands(handle).await;
+    if let Ok(false) = before {
         return Err(SlotsError::Rotated);
     }
     let making = slots.making_like(own, switch.parts.clock);
-    let copy = slots.put(making, secrets).await?;
+    let copy = slots.put(making, secrets).await;
+    let copy = copy.map_err(|error| unconfirmed(format!("{error}; a key may have been added")))?;
     // Only this look counts: the session may have been ended, and the keys changed, before the copy
     // was there.
-    match stands().await {
-        Ok(true) => {}
-        Ok(false) => {
-            store
-                .delete(&copy.name.key())
-                .await
-                .map_err(RootError::from)?;
-            return Err(SlotsError::Rotated);
-        }
-        Err(error) => {
-            let reason = format!("{error}; key {} was added", copy.name);
-            return Err(SlotsError::Unconfirmed { reason });
-        }
+    let after = switch.stands(handle).await;
+    if let Ok(false) = after {
+        let key = copy.name.key();
+        return Err(match store.delete(&key).await {
+            Ok(()) => SlotsError::Rotated,
+            Err(error) => unconfirmed(format!("{error}; key {} was added", copy.name)),
+        });
     }
     tracing::warn!(slot = %slot.name, copy = %copy.name,
         "the new key was removed meanwhile; a copy stays");
@@ -311,7 +303,11 @@ async fn keep(
              take the place of the copy, remove that"
         );
     }
-    Ok(copy)
+    let failed = [found.err(), before.err(), after.err()];
+    match failed.into_iter().flatten().next() {
+        None => Ok(copy),
+        Some(error) => Err(unconfirmed(format!("{error}; key {} was added", copy.name))),
+    }
 }
 
 /// Replaces the root by one that is sealed under the next master key, with the same contents and
@@ -353,22 +349,38 @@ impl Switch<'_> {
         Ok(root.require_no_session()?)
     }
 
-    /// Checks that the rotating password still has a slot in force.
+    /// Returns whether the rotation's session stands in the root, by a read of it.
     ///
     /// # Errors
-    /// [`Refusal::KeyRemoved`]; store errors.
-    async fn require_own(&self) -> Result<(), RootError> {
-        for own in &self.own {
-            match self.store.head(&own.key()).await {
-                Ok(_) => return Ok(()),
-                Err(error) if error.is_not_found() => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let Some(own) = self.own.first() else {
-            return Ok(());
+    /// Those of [`RootHandle::refresh`].
+    async fn stands(&self, handle: &RootHandle) -> Result<bool, RootError> {
+        let view = handle.refresh().await?;
+        Ok(view.root.sessions.contains_key(&self.session))
+    }
+
+    /// Returns the rotation's session with its heartbeat, if it stands in this root.
+    fn session_in(&self, view: &RootView, handle: &RootHandle) -> Option<OpenSession> {
+        let stands = view.root.sessions.contains_key(&self.session);
+        stands.then(|| OpenSession::registered(handle, self.session, view.root.epoch))
+    }
+
+    /// Ends the rotation's session. If the root could not be read before, looks for it again.
+    async fn leave(&self, session: Option<OpenSession>, handle: &RootHandle) {
+        let session = match session {
+            Some(session) => Ok(Some(session)),
+            None => handle
+                .refresh()
+                .await
+                .map(|view| self.session_in(&view, handle)),
         };
-        Err(Refusal::KeyRemoved(*own).into())
+        let left = match session {
+            Ok(Some(session)) => session.end().await,
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(left) = left {
+            tracing::warn!(error = %left, "the session of the rotation stays in the root");
+        }
     }
 
     /// Checks that the root is still sealed under the old master key.
@@ -410,7 +422,7 @@ impl Transition for Switch<'_> {
         // stray holds the new master key, and none of another rotation gets in force after this.
         self.require_left().await?;
         // Read after that: another rotation, once it is made, removes them too.
-        self.require_own().await?;
+        require_one_of(&*self.store, &self.own).await?;
         self.strays = strays;
         let holder = HolderInfo {
             mount_point: ROTATION.to_owned(),

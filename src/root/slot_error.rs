@@ -74,6 +74,15 @@ pub enum SlotsError {
         /// Why it is not known.
         reason: String,
     },
+    /// The master key was rotated, and it is not known which keys are there.
+    #[error(
+        "the master key was rotated, but it is not known which keys are there: {reason}; check the \
+         keys (bkfs key list)"
+    )]
+    RotationUnconfirmed {
+        /// What failed, and which keys may have been added.
+        reason: String,
+    },
     /// Keys were removed, and then something failed, or some of them turned out to be needed.
     #[error("{}", told(removed, put_back, lost, source))]
     Interrupted {

@@ -9,6 +9,7 @@
 use super::choice::{KeyChoice, KnownSlot};
 use super::error::{RootError, of_slot, unopenable};
 use super::force::{Force, RootHeader, changed_epoch, no_such_epoch, root_header};
+use super::refusal::Refusal;
 use super::repository::read_config;
 use super::retry::random;
 use super::slot_error::SlotsError;
@@ -224,6 +225,12 @@ impl Slots {
         }
     }
 
+    /// Returns the slots in force that the password opens.
+    pub(super) fn own_in_force(&self) -> Vec<SlotName> {
+        let own = self.found.iter().filter(|slot| slot.is_in_force);
+        own.map(|slot| slot.name).collect()
+    }
+
     /// The keys of the repository.
     pub fn keyring(&self) -> &Keyring {
         &self.keyring
@@ -372,6 +379,24 @@ impl Slots {
             clock,
             cost: own.cost,
         }
+    }
+}
+
+/// Checks that one of these slots of the password is still there.
+///
+/// # Errors
+/// [`Refusal::KeyRemoved`]; store errors.
+pub(super) async fn require_one_of(store: &dyn Store, own: &[SlotName]) -> Result<(), RootError> {
+    for own in own {
+        match store.head(&own.key()).await {
+            Ok(_) => return Ok(()),
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    match own.first() {
+        Some(own) => Err(Refusal::KeyRemoved(*own).into()),
+        None => Ok(()),
     }
 }
 

@@ -5,6 +5,7 @@ mod handle;
 mod journal;
 mod keys;
 mod keys_changes;
+mod keys_copies;
 mod keys_damage;
 mod keys_exclusion;
 mod keys_rotation;

@@ -1,0 +1,175 @@
+//! A rotation whose new key was removed leaves a key, whatever the store answers meanwhile; and two
+//! changes of one password.
+
+use super::keys_changes::{holding, holding_after_the_root, until_held};
+use super::keys_support::*;
+use crate::root::key_change::{KeyChange, PASSWD};
+use crate::root::slot_error::SlotsError;
+use crate::root::state::ROOT_KEY;
+use bkfs_chunker::crypto::SlotName;
+use bkfs_store::{Operation, Store, StoreErrorKind};
+use bkfs_testing::fault::{Fault as Trouble, FaultStore, Gate, Strike};
+use std::sync::Arc;
+
+/// Requests that the store refuses.
+fn refused(operation: Operation, prefix: &str) -> Strike {
+    let refused = Strike::with(Trouble::FailBefore(StoreErrorKind::Denied)).on(operation);
+    refused.keys(prefix).always()
+}
+
+/// Deletes the keys that are not in `before`.
+async fn delete_newer(store: &Arc<dyn Store>, before: &[String]) {
+    let newer = keys(store).await.into_keys();
+    for key in newer.filter(|key| !before.contains(key)) {
+        store.delete(&key).await.expect("deleted");
+    }
+}
+
+/// The new root is there, and the only key for it is removed before the rotation looks.
+#[tokio::test(start_paused = true)]
+async fn a_rotation_without_a_key_leaves_one_whatever_the_store_refuses() {
+    for refusal in [
+        refused(Operation::List, SlotName::PREFIX),
+        refused(Operation::Get, ROOT_KEY),
+    ] {
+        let store = made().await;
+        let before: Vec<String> = keys(&store).await.into_keys().collect();
+        let (gate, faulty, through) = holding_after_the_root(&store).await;
+        let rotating = tokio::spawn(async move { rotated(&through, "first", 30).await });
+        until_held(&faulty).await;
+        delete_newer(&store, &before).await;
+        faulty.plan(refusal.clone());
+        gate.open();
+        let error = rotating.await.expect("no panic").expect_err("refused");
+        open(&store, "first").await.expect("a copy opens");
+        let is_told =
+            matches!(&error, SlotsError::RotationUnconfirmed { reason } if reason.contains("key "));
+        assert!(is_told, "{error}");
+    }
+}
+
+/// The new root is there, its answer is lost, and no later read of the root succeeds.
+#[tokio::test(start_paused = true)]
+async fn a_rotation_that_cannot_read_its_root_leaves_a_key() {
+    let store = made().await;
+    let before: Vec<String> = keys(&store).await.into_keys().collect();
+    let faulty = Arc::new(FaultStore::new(store.clone()));
+    let gate = Gate::new();
+    for trouble in [
+        Trouble::HoldBefore(gate.clone()),
+        Trouble::FailAfter(StoreErrorKind::OutcomeUnknown),
+    ] {
+        faulty.plan(Strike::with(trouble).on(Operation::Replace).keys(ROOT_KEY));
+    }
+    let through: Arc<dyn Store> = faulty.clone();
+    let rotating = tokio::spawn(async move { rotated(&through, "first", 30).await });
+    until_held(&faulty).await;
+    delete_newer(&store, &before).await;
+    faulty.plan(refused(Operation::Get, ROOT_KEY));
+    gate.open();
+    let error = rotating.await.expect("no panic").expect_err("it is lost");
+    open(&store, "first").await.expect("a copy opens");
+    let is_told = matches!(error, SlotsError::RotationUnconfirmed { .. });
+    assert!(is_told, "{error}");
+}
+
+/// A copy whose answer is lost, or that cannot be taken back, may be a key that nobody expects.
+#[tokio::test(start_paused = true)]
+async fn a_rotation_tells_of_a_copy_that_may_be_there() {
+    let store = made().await;
+    let before: Vec<String> = keys(&store).await.into_keys().collect();
+    let (gate, faulty, through) = holding_after_the_root(&store).await;
+    let rotating = tokio::spawn(async move { rotated(&through, "first", 30).await });
+    until_held(&faulty).await;
+    delete_newer(&store, &before).await;
+    let lost = Strike::with(Trouble::FailAfter(StoreErrorKind::OutcomeUnknown));
+    faulty.plan(lost.on(Operation::PutNew).keys(SlotName::PREFIX));
+    gate.open();
+    let error = rotating.await.expect("no panic").expect_err("it is lost");
+    let is_told = matches!(error, SlotsError::RotationUnconfirmed { .. });
+    assert!(is_told, "{error}");
+    open(&store, "first").await.expect("the copy is there");
+}
+
+async fn passwd_to(
+    store: Arc<dyn Store>,
+    seed: u64,
+    password: &'static str,
+) -> Result<(), SlotsError> {
+    let slots = slots(&store, "first", seed).await?;
+    let change = slots.change(making(password, password));
+    let mut entry = entry(password);
+    entry.holder.mount_point = PASSWD.to_owned();
+    changed(&slots, entry, change).await.map(drop)
+}
+
+/// Of two changes of one password, the later one is refused: otherwise both new passwords open.
+#[tokio::test(start_paused = true)]
+async fn a_password_is_changed_once() {
+    let store = made().await;
+    let (gate, faulty, through) = holding(&store, Operation::Delete, 1).await;
+    let first = tokio::spawn(passwd_to(through, 3, "third"));
+    until_held(&faulty).await;
+    passwd_to(store.clone(), 4, "fourth")
+        .await
+        .expect_err("the password is being changed");
+    gate.open();
+    first.await.expect("no panic").expect("changed");
+    open(&store, "third").await.expect("it opens");
+    open(&store, "fourth").await.expect_err("it was refused");
+    assert_eq!(keys(&store).await.len(), 1);
+}
+
+/// The keys were read before the password was changed. What is done with the old password then is
+/// refused.
+#[tokio::test(start_paused = true)]
+async fn keys_are_not_changed_with_a_password_that_was_removed() {
+    let store = made().await;
+    let late = slots(&store, "first", 5).await.expect("it opens");
+    passwd_to(store.clone(), 3, "third").await.expect("changed");
+    let before = keys(&store).await;
+    let adding = late.add(making("second", "two"));
+    let error = changed(&late, entry("here"), adding).await;
+    let error = error.expect_err("its password was removed");
+    assert!(
+        error.to_string().contains("was removed meanwhile"),
+        "{error}"
+    );
+    assert_eq!(keys(&store).await, before, "nothing was written");
+    let third = open(&store, "third").await.expect("it opens");
+    assert!(third.handle().current().root.sessions.is_empty());
+}
+
+/// One read of the root is garbled. A change of keys that believes it would exclude no rotation.
+#[tokio::test(start_paused = true)]
+async fn a_change_of_keys_looks_again_at_a_root_that_seems_damaged() {
+    let store = made().await;
+    let faulty = Arc::new(FaultStore::new(store.clone()));
+    let through: Arc<dyn Store> = faulty.clone();
+    let first = slots(&through, "first", 3).await.expect("it opens");
+    let garbled = Strike::with(Trouble::FlipBit(2000)).on(Operation::Get);
+    faulty.plan(garbled.keys(ROOT_KEY));
+    let here = entry("here");
+    let change = KeyChange::begin(&first, &here).await;
+    let change = change.expect("the root is whole");
+    let opened = open(&store, "first").await.expect("it opens");
+    assert_eq!(opened.handle().current().root.sessions.len(), 1);
+    change.end(Ok(())).await.expect("it stood");
+}
+
+/// The root seemed damaged for as long as the change looked, and is whole at its end.
+#[tokio::test(start_paused = true)]
+async fn a_change_without_a_session_is_not_confirmed_if_the_root_is_whole() {
+    let store = made().await;
+    let faulty = Arc::new(FaultStore::new(store.clone()));
+    let through: Arc<dyn Store> = faulty.clone();
+    let first = slots(&through, "first", 3).await.expect("it opens");
+    let garbled = Strike::with(Trouble::FlipBit(2000)).on(Operation::Get);
+    faulty.plan(garbled.keys(ROOT_KEY).always());
+    let here = entry("here");
+    let change = KeyChange::begin(&first, &here).await;
+    let change = change.expect("no rotation can be made");
+    faulty.heal();
+    let error = change.end(Ok(())).await.expect_err("a rotation may be");
+    assert!(matches!(error, SlotsError::Unconfirmed { .. }), "{error}");
+}

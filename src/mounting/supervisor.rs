@@ -110,7 +110,7 @@ impl MountSupervisor {
     /// data is missing. The mount is then unchanged.
     pub(super) async fn acknowledge(&self) -> Result<(Losses, SpoolNews), MountingError> {
         let mut slot = self.writer.lock().await;
-        let (Some(failed), Some(writer)) = (self.current.volume(), slot.as_ref()) else {
+        let (Some(failed), Some(writer)) = (self.current.volume(), slot.as_mut()) else {
             return Ok(Default::default());
         };
         if failed.failure().is_none() {

@@ -357,10 +357,8 @@ fn name_recovery_bases(root: &Root) {
 impl Writer {
     /// Ends the spool as if its session were dead, so that a replay can take it. Nothing more is
     /// written to it.
-    pub(super) async fn abandon_spool(&self) {
-        if let Some(journaler) = &self.tasks.journaler {
-            journaler.abort();
-        }
+    pub(super) async fn abandon_spool(&mut self) {
+        self.tasks.end_journaler().await;
         if let Some(spool) = &self.tasks.spool {
             spool.end().await;
         }
@@ -423,18 +421,23 @@ impl Tasks {
             }
             never = keep_ahead(&self.volume) => match never {},
         };
-        // Until here it stored closed files in the spool. Files that it was about to describe
-        // return to the volume.
-        if let Some(journaler) = self.journaler.take() {
-            journaler.abort();
-            let _ = journaler.await;
-        }
+        // Until here it stored closed files in the spool.
+        self.end_journaler().await;
         match ended {
             Ok(committed) => committed,
             Err(error) if error.is_cancelled() => Err(VolumeError::Commit(
                 "the store did not take everything in time".into(),
             )),
             Err(error) => Err(VolumeError::Commit(format!("the committer ended: {error}"))),
+        }
+    }
+
+    /// Ends the task that writes journals by itself. When this returns, the files that it was about
+    /// to describe are in the volume again.
+    async fn end_journaler(&mut self) {
+        if let Some(journaler) = self.journaler.take() {
+            journaler.abort();
+            let _ = journaler.await;
         }
     }
 

@@ -13,7 +13,7 @@ use crate::codec::Balance;
 use crate::crypto::{Class, Features};
 use crate::error::ContentError;
 use crate::gate::Reservation;
-use crate::pack::PackBuilder;
+use crate::pack::{PackBuilder, PackError};
 use crate::pending::{FramePlace, FullFrame, NewPack, OpenPack};
 use crate::workers::Scratch;
 use bkfs_store::entropy::{number, salt};
@@ -136,7 +136,10 @@ impl Session {
         let sealed = full
             .frame
             .seal(place, &mut scratch.frames, effort)
-            .map_err(|_| ContentError::Internal("a frame takes less than it should"))?;
+            .map_err(|error| match error {
+                PackError::Inconsistent(reason) => ContentError::Internal(reason),
+                _ => ContentError::Internal("a frame takes less than it should"),
+            })?;
         let counters = &self.shared.link.counters;
         counters
             .bytes_compressed

@@ -56,12 +56,7 @@ fn a_spool_that_cannot_be_read_is_not_passed_over() {
         disk.close(&directory, kind);
         match mount(&bucket, &disk, false, "main").map(|_| ()) {
             Err(MountingError::Spool(error @ SpoolingError::Unreadable { .. })) => {
-                assert!(error.is_damage(), "exit code 13");
-                let told = error.to_string();
-                assert!(told.contains(&directory.display().to_string()), "{told}");
-                assert!(told.contains("volume main"), "{told}");
-                let hint = error.hint().expect("a hint");
-                assert!(hint.contains("--accept-loss"), "{hint}");
+                is_told_as_damage(&error, &directory);
             }
             other => panic!("{other:?}"),
         }
@@ -73,22 +68,42 @@ fn a_spool_that_cannot_be_read_is_not_passed_over() {
         assert_eq!(news.stranded[0].path, directory.display().to_string());
         host.finish().expect("unmounted");
 
-        let host = mount(&bucket, &disk, true, "main").expect("accepted");
-        assert_eq!(whole(&host), "");
-        let news = host.assembled.spool_news();
-        assert_eq!(news.stranded[0].path, directory.display().to_string());
-        host.finish().expect("unmounted");
-        let is_kept = |path: &PathBuf| disk.paths().contains(path);
-        assert!(kept.iter().all(is_kept), "the directory stays");
-        // Once it can be read, what it holds is a snapshot: the volume went on without it.
-        disk.heal();
-        let host = mount(&bucket, &disk, false, "main").expect("mounted");
-        let snapshot = host.assembled.spool_news().recovered[0].snapshot.clone();
-        for (seed, name) in [(1, "a"), (2, "b"), (3, "c")] {
-            assert!(read_in(&host, &snapshot, name) == Some(noise(seed, 3 << 20)));
-        }
-        host.finish().expect("unmounted");
+        stays_until_it_can_be_read(&bucket, &disk, &directory, &kept);
     }
+}
+
+/// Checks that the error of a mount of `main` names what cannot be read, and what to do.
+pub fn is_told_as_damage(error: &SpoolingError, named: &Path) {
+    assert!(error.is_damage(), "exit code 13");
+    let (told, named) = (error.to_string(), named.display().to_string());
+    assert!(told.contains(&named), "{told} names {named}");
+    assert!(told.contains("volume main"), "{told}");
+    let hint = error.hint().expect("a hint");
+    assert!(hint.contains("--accept-loss"), "{hint}");
+}
+
+/// Accepts the loss of a spool of [`dead`] that cannot be read. All of it stays, and is a snapshot
+/// once it can be read: the volume went on without it.
+pub fn stays_until_it_can_be_read(
+    bucket: &Bucket,
+    disk: &SimulatedDisk,
+    directory: &Path,
+    kept: &[PathBuf],
+) {
+    let host = mount(bucket, disk, true, "main").expect("accepted");
+    assert_eq!(whole(&host), "");
+    let news = host.assembled.spool_news();
+    assert_eq!(news.stranded[0].path, directory.display().to_string());
+    host.finish().expect("unmounted");
+    let is_kept = |path: &PathBuf| disk.paths().contains(path);
+    assert!(kept.iter().all(is_kept), "all of it stays");
+    disk.heal();
+    let host = mount(bucket, disk, false, "main").expect("mounted");
+    let snapshot = host.assembled.spool_news().recovered[0].snapshot.clone();
+    for (seed, name) in [(1, "a"), (2, "b"), (3, "c")] {
+        assert!(read_in(&host, &snapshot, name) == Some(noise(seed, 3 << 20)));
+    }
+    host.finish().expect("unmounted");
 }
 
 /// The bucket has the journal right before the one that the spool has, and not the one before that.

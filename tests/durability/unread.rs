@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use bkfs::mounting::error::{MountingError, SpoolingError};
 use bkfs_testing::disk::{DiskOperation, SimulatedDisk};
 
-use crate::host::{Bucket, noise};
-use crate::recovery_bases::read_in;
+use crate::host::Bucket;
 use crate::rotten::{accepted, dead, files, mount, refused, sent, whole};
+use crate::surveyed::{is_told_as_damage, stays_until_it_can_be_read};
 
 /// The directory of the only spool, and a journal and a pack in it.
 struct Paths {
@@ -70,34 +70,14 @@ fn what_cannot_be_read_stops_only_a_mount_of_its_volume() {
         let (paths, kept) = (paths(&disk), files(&disk, "+"));
         disk.refuse(operation, which(&paths), number);
         let error = error_of(&bucket, &disk, false);
-        let told = error.to_string();
         assert!(
             matches!(error, SpoolingError::Unreadable { .. }),
-            "{operation:?} {number}: {told}"
+            "{operation:?} {number}: {error}"
         );
-        assert!(error.is_damage(), "exit code 13");
-        let named = which(&paths).display().to_string();
-        assert!(told.contains(&named), "{told} names {named}");
-        assert!(told.contains("volume main"), "{told}");
-        let hint = error.hint().expect("a hint");
-        assert!(hint.contains("--accept-loss"), "{hint}");
+        is_told_as_damage(&error, which(&paths));
         does_not_stop_another_volume(&bucket, &disk, &paths.directory);
 
-        let host = mount(&bucket, &disk, true, "main").expect("accepted");
-        assert_eq!(whole(&host), "");
-        let news = host.assembled.spool_news();
-        assert_eq!(news.stranded[0].path, paths.directory.display().to_string());
-        host.finish().expect("unmounted");
-        let is_kept = |path: &PathBuf| disk.paths().contains(path);
-        assert!(kept.iter().all(is_kept), "all of it stays");
-        // Once it can be read, what it holds is a snapshot: the volume went on without it.
-        disk.heal();
-        let host = mount(&bucket, &disk, false, "main").expect("mounted");
-        let snapshot = host.assembled.spool_news().recovered[0].snapshot.clone();
-        for (seed, name) in [(1, "a"), (2, "b"), (3, "c")] {
-            assert!(read_in(&host, &snapshot, name) == Some(noise(seed, 3 << 20)));
-        }
-        host.finish().expect("unmounted");
+        stays_until_it_can_be_read(&bucket, &disk, &paths.directory, &kept);
     }
 }
 

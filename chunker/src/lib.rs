@@ -4,7 +4,7 @@
 //! encryption, packs and the index. Does not own the bucket itself, which is the crate
 //! `bkfs_store`. Knows nothing of files, directories, inodes or the kernel.
 //!
-//! `cut`, `id`, `codec`, `seal`, `pack` and `index` are pure: they do no I/O, read no clock and
+//! `cut`, `id`, `codec`, `seal`, `pack`, `index` and `run` are pure: they do no I/O, read no clock and
 //! draw no randomness.
 
 pub mod chunking;
@@ -13,6 +13,7 @@ pub mod crypto;
 pub mod id;
 pub mod index;
 pub mod pack;
+pub mod run;
 
 pub mod budget;
 mod cache;

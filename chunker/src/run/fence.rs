@@ -1,0 +1,98 @@
+//! Fences: where each block begins, by the first bytes of its first prefix.
+//!
+//! Owns the decoded form of a box of fences: `count u32`, the heads of the first prefixes as u64
+//! each, the stored lengths of the blocks as u32 each.
+
+use super::{RunDamage, require_end, take_u32};
+use crate::id::Prefix;
+use std::ops::Range;
+
+/// The first 8 bytes of a prefix as a number that has its order.
+pub(super) fn head(prefix: &Prefix) -> u64 {
+    let (head, _) = prefix.0.split_first_chunk().expect("a prefix is longer");
+    u64::from_be_bytes(*head)
+}
+
+/// Returns the places, sorted by the head of their first entry, where an entry with this head may
+/// be: those that begin with it, and the one before them.
+pub(super) fn places<T>(places: &[T], head_of: impl Fn(&T) -> u64, head: u64) -> Range<usize> {
+    let before = places.partition_point(|place| head_of(place) < head);
+    let until = places.partition_point(|place| head_of(place) <= head);
+    before.saturating_sub(1)..until
+}
+
+/// The fences of up to 1,024 adjacent blocks.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Fences {
+    heads: Vec<u64>,
+    /// Offset of each block from the first one, and the end of the last one, in bytes.
+    offsets: Vec<u64>,
+}
+
+impl Fences {
+    /// Returns the decoded form of the fences of blocks with these first heads and stored lengths.
+    pub(super) fn encode(blocks: &[(u64, u32)]) -> Vec<u8> {
+        let mut raw = (blocks.len() as u32).to_le_bytes().to_vec();
+        raw.extend(blocks.iter().flat_map(|(head, _)| head.to_le_bytes()));
+        raw.extend(blocks.iter().flat_map(|(_, length)| length.to_le_bytes()));
+        raw
+    }
+
+    /// Parses the decoded form.
+    ///
+    /// # Errors
+    /// [`RunDamage::Inconsistent`].
+    pub fn decode(raw: &[u8]) -> Result<Self, RunDamage> {
+        let mut rest = raw;
+        let count = take_u32(&mut rest)? as usize;
+        let heads = count
+            .checked_mul(8)
+            .and_then(|at| rest.split_at_checked(at));
+        let (heads, rest) = heads.ok_or(super::SHORT)?;
+        let lengths = count
+            .checked_mul(4)
+            .and_then(|at| rest.split_at_checked(at));
+        let (lengths, rest) = lengths.ok_or(super::SHORT)?;
+        require_end(rest)?;
+        let (heads, _) = heads.as_chunks::<8>();
+        let heads: Vec<u64> = heads.iter().map(|head| u64::from_le_bytes(*head)).collect();
+        if !heads.is_sorted() {
+            return Err(RunDamage::Inconsistent("the fences are not in order"));
+        }
+        let mut end = 0;
+        let mut offsets = vec![end];
+        let (lengths, _) = lengths.as_chunks::<4>();
+        offsets.extend(lengths.iter().map(|length| {
+            end += u64::from(u32::from_le_bytes(*length));
+            end
+        }));
+        Ok(Self { heads, offsets })
+    }
+
+    /// Returns the number of blocks.
+    pub fn count(&self) -> usize {
+        self.heads.len()
+    }
+
+    /// Returns the first 8 bytes of the first block's first prefix. None if there is no block.
+    pub(super) fn first(&self) -> Option<u64> {
+        self.heads.first().copied()
+    }
+
+    /// Returns the stored length of all blocks together, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.offsets[self.heads.len()]
+    }
+
+    /// Returns the blocks that may hold a prefix, by their number among these: one, or more if a
+    /// block begins with the same 8 bytes.
+    pub fn blocks_of(&self, prefix: &Prefix) -> Range<usize> {
+        places(&self.heads, |first| *first, head(prefix))
+    }
+
+    /// Returns the bytes of a block, from the start of the first one. None if there is no such
+    /// block.
+    pub fn range(&self, block: usize) -> Option<Range<u64>> {
+        Some(*self.offsets.get(block)?..*self.offsets.get(block + 1)?)
+    }
+}

@@ -16,7 +16,7 @@ use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
 use crate::environment::Environment;
 use crate::root::error::RootError;
-use crate::root::key_change::{KeyChange, KeyEntry, PASSWD, ROTATION};
+use crate::root::key_change::{ADD, KeyChange, KeyEntry, PASSWD, REMOVE, ROTATION};
 use crate::root::rotation::{self, RotationParts};
 use crate::root::slot_error::{self, SlotsError};
 use crate::root::slot_facts::SlotFacts;
@@ -355,7 +355,7 @@ async fn add(
     let password = action.new.get(global)?;
     let label = action.label.as_deref().unwrap_or(&environment.process.host);
     let adding = slots.add(making(&password, label, environment));
-    let entry = entry(slots, access, environment, "bkfs key add");
+    let entry = entry(slots, access, environment, ADD);
     let key = change(slots, entry, adding).await?;
     let answer = json!({ "key": key.to_string(), "label": label });
     output.result(&answer, || format!("added key {key} ({label})"))
@@ -381,7 +381,7 @@ async fn remove(
     strays.dedup();
     if !keys.is_empty() {
         let removing = slots.remove(&keys, action.give_up, environment.now());
-        let entry = entry(slots, access, environment, "bkfs key remove");
+        let entry = entry(slots, access, environment, REMOVE);
         change(slots, entry, removing).await?;
     }
     for key in keys {

@@ -217,7 +217,7 @@ async fn forsake(
         })?);
     }
     let here = environment.holder("bkfs session end");
-    let session = OpenSession::open(handle, here, None, &*environment.processes).await?;
+    let session = OpenSession::open_to_give_up(handle, here, &*environment.processes).await?;
     let given_up = give_up(handle, &session, ids).await;
     session.end().await?;
     given_up?;

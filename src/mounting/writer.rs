@@ -435,9 +435,10 @@ impl Tasks {
     /// Ends the task that writes journals by itself. When this returns, the files that it was about
     /// to describe are in the volume again.
     async fn end_journaler(&mut self) {
-        if let Some(journaler) = self.journaler.take() {
+        if let Some(journaler) = &mut self.journaler {
             journaler.abort();
             let _ = journaler.await;
+            self.journaler = None;
         }
     }
 

@@ -20,8 +20,9 @@
 //! A dead change or rotation leaves its session as every command does: the next one on the same
 //! machine removes it, and `bkfs session end` on others.
 //!
-//! Changes do not exclude each other, with one exception: of two changes of a password, the one that
-//! registers later is refused. Otherwise both new passwords would open. A change with a password
+//! Additions and removals do not exclude each other. A change of a password excludes every other
+//! change, and the one that registers later is refused: of two changes of one password both new
+//! ones would open, and a removal copies its own key, by the old password. A change with a password
 //! that was removed before it registered is refused as well.
 //!
 //! No rotation is made of a root that is absent or damaged. There a change registers nothing. It
@@ -36,7 +37,7 @@ use super::retry::RetryPolicy;
 use super::session::OpenSession;
 use super::slot_error::SlotsError;
 use super::slots::{Slots, require_one_of};
-use super::state::{HolderInfo, ROOT_KEY, SessionId};
+use super::state::{HolderInfo, ROOT_KEY, Root};
 use bkfs_chunker::crypto::{Keyring, OpenError};
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,8 +45,12 @@ use std::time::Duration;
 /// The mount point that the session of a rotation names.
 pub const ROTATION: &str = "bkfs key rotate";
 
-/// The mount point that the session of a change of a password names.
+/// The mount points that the sessions of changes of keys name.
 pub const PASSWD: &str = "bkfs key passwd";
+/// As [`PASSWD`], of a key that is added.
+pub const ADD: &str = "bkfs key add";
+/// As [`PASSWD`], of keys that are removed.
+pub const REMOVE: &str = "bkfs key remove";
 
 /// How a change of keys or a rotation enters the root.
 pub struct KeyEntry<'a> {
@@ -104,11 +109,11 @@ impl KeyEntry<'_> {
     }
 }
 
-/// How many times the root is read before it counts as absent or damaged.
-const LOOKS: u32 = 3;
+/// How many times something is read before a failure or its absence is believed.
+pub(super) const LOOKS: u32 = 3;
 
 /// The time between two such reads.
-const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+pub(super) const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// A change of keys that stands in the root, unless there is no root that can be read.
 pub struct KeyChange<'a> {
@@ -136,38 +141,20 @@ impl<'a> KeyChange<'a> {
         match entry.find_root(slots).await? {
             None => slots.require_unrotated().await?,
             Some(handle) => {
-                let holder = entry.holder.clone();
-                let session = OpenSession::open(&handle, holder, None, entry.processes).await?;
+                let permits = |root: &Root| require_none_excluded(root, &entry.holder);
+                let (holder, processes) = (entry.holder.clone(), entry.processes);
+                let session = OpenSession::open_if(&handle, holder, &permits, processes).await?;
                 change.standing = Some((handle, session));
             }
         }
-        match change.require_permitted().await {
+        let own = slots.own_in_force();
+        match require_one_of(&**slots.store(), &own).await {
             Ok(()) => Ok(change),
             Err(error) => {
                 change.leave().await;
                 Err(error.into())
             }
         }
-    }
-
-    /// Checks that nothing in the root excludes the change, and that its password still has a key.
-    async fn require_permitted(&self) -> Result<(), RootError> {
-        if let Some((handle, session)) = &self.standing {
-            let is_passwd = self.entry.holder.mount_point == PASSWD;
-            let excludes = |id: &SessionId, holder: &HolderInfo| {
-                let name = holder.mount_point.as_str();
-                *id != session.id() && (name == ROTATION || is_passwd && name == PASSWD)
-            };
-            let root = &handle.current().root;
-            let sessions = root.sessions.iter();
-            let sessions = sessions.filter(|(id, session)| excludes(id, &session.holder));
-            let sessions = sessions.map(|(id, session)| (*id, session.holder.clone()));
-            let sessions: Vec<_> = sessions.collect();
-            if !sessions.is_empty() {
-                return Err(Refusal::Busy { sessions }.into());
-            }
-        }
-        require_one_of(&**self.slots.store(), &self.slots.own_in_force()).await
     }
 
     /// Ends the change, and returns its result. If it was made, the session must have stood until
@@ -195,7 +182,8 @@ impl<'a> KeyChange<'a> {
             let keyring = self.slots.keyring().clone();
             return match self.entry.open_root(self.slots, keyring).await {
                 Ok(_) => unconfirmed("the root, which seemed damaged, can be read".to_owned()),
-                Err(error) if has_no_root(&error) => Ok(()),
+                // Also if the root needs a newer key.
+                Err(error) if has_no_root(&error) => self.slots.require_unrotated().await,
                 Err(error) => unconfirmed(error.to_string()),
             };
         };
@@ -212,6 +200,27 @@ impl<'a> KeyChange<'a> {
         {
             tracing::warn!(error = %left, "the session of the change of keys stays in the root");
         }
+    }
+}
+
+/// Checks that no session in the root excludes this change of keys.
+///
+/// # Errors
+/// [`Refusal::Busy`], which names those that do.
+fn require_none_excluded(root: &Root, change: &HolderInfo) -> Result<(), Refusal> {
+    let is_passwd = change.mount_point == PASSWD;
+    let excludes = |holder: &HolderInfo| match holder.mount_point.as_str() {
+        ROTATION | PASSWD => true,
+        ADD | REMOVE => is_passwd,
+        _ => false,
+    };
+    let sessions = root.sessions.iter();
+    let sessions = sessions.filter(|(_, session)| excludes(&session.holder));
+    let sessions = sessions.map(|(id, session)| (*id, session.holder.clone()));
+    let sessions: Vec<_> = sessions.collect();
+    match sessions.is_empty() {
+        true => Ok(()),
+        false => Err(Refusal::Busy { sessions }),
     }
 }
 

@@ -64,6 +64,12 @@ pub enum Refusal {
          was changed"
     )]
     KeyRemoved(SlotName),
+    /// The key slot of a rotation was removed before the rotation was made.
+    #[error(
+        "key {0}, which this rotation has made, was removed meanwhile: the master key was not \
+         rotated"
+    )]
+    NewKeyRemoved(SlotName),
     /// A list or index object that the change depends on has been replaced meanwhile.
     #[error("the lists of the root have changed meanwhile")]
     ListsChanged,

@@ -36,7 +36,7 @@ use super::error::RootError;
 use super::force::root_header;
 use super::handle::{RootHandle, Transition};
 use super::holder::LocalVerdict;
-use super::key_change::{KeyEntry, ROTATION};
+use super::key_change::{KeyEntry, LOOK_AGAIN_AFTER, LOOKS, ROTATION};
 use super::refusal::Refusal;
 use super::retry::random;
 use super::session::{OpenSession, draw_id};
@@ -106,6 +106,7 @@ pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, 
         repository,
         left,
         session: draw_id(&handle),
+        new: None,
         known: slots.list().iter().map(|slot| slot.name).collect(),
         strays: BTreeSet::new(),
         own: slots.own_in_force(),
@@ -120,12 +121,13 @@ pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, 
         None => slots.put(making, &secrets).await?,
     };
     switch.known.insert(slot.name);
+    switch.new = Some(slot);
     let root = match handle.update(&mut switch).await {
         Ok(_) => Ok(handle.current()),
-        Err(error) => {
-            judge(&handle, &keyring, error).await?;
-            handle.refresh().await
-        }
+        Err(error) => match judge(&handle, &keyring, error).await? {
+            None => handle.refresh().await,
+            Some(unknown) => Err(unknown),
+        },
     };
     let session = root
         .as_ref()
@@ -145,7 +147,15 @@ pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, 
                 left,
             })
         }
+        (Ok(_), Err(error @ RootError::OutcomeUnknown { .. })) => Err(error.into()),
         (Ok(_), Err(error)) => Err(unconfirmed(error)),
+        (
+            Err(SlotsError::RotationUnconfirmed { reason }),
+            Err(RootError::OutcomeUnknown { reason: unknown }),
+        ) => {
+            let reason = format!("{unknown}; {reason}");
+            Err(RootError::OutcomeUnknown { reason }.into())
+        }
         (Err(error), _) => Err(error),
     };
     switch.leave(session, &handle).await;
@@ -209,26 +219,62 @@ fn next_secrets(slots: &Slots) -> Result<(Secrets, Option<KnownSlot>), SlotsErro
     Ok((secrets, None))
 }
 
-/// Decides the outcome of a switch that ended with `error`: returns if the root is sealed under the
-/// new master key all the same.
+/// Decides the outcome of a switch that ended with `error`. Returns none if the root is sealed under
+/// the new master key, and `error` if it may be.
+///
+/// The header of the root is read several times before it counts as that of another root.
 ///
 /// # Errors
-/// `error` itself, or [`SlotsError::Rotated`] if the root is sealed under another new master key.
-async fn judge(handle: &RootHandle, keyring: &Keyring, error: RootError) -> Result<(), SlotsError> {
-    let Ok(Some(header)) = root_header(&**handle.store()).await else {
-        return Err(error.into());
-    };
-    match keyring.object_opener(Class::Root, ROOT_KEY, &header) {
-        Ok(opener) if opener.header().key_epoch == keyring.epoch() => Ok(()),
-        Ok(_) => Err(error.into()),
-        Err(OpenError::NoKeyEpoch { epoch }) => {
-            let damage = damage_of(&**handle.store(), keyring, epoch).await?;
-            Err(damage.map_or(SlotsError::Rotated, SlotsError::from))
+/// `error` itself if the switch was not made, or [`SlotsError::Rotated`] if the root is sealed under
+/// another new master key.
+async fn judge(
+    handle: &RootHandle,
+    keyring: &Keyring,
+    error: RootError,
+) -> Result<Option<RootError>, SlotsError> {
+    let mut refusal = None;
+    for look in 0..LOOKS {
+        if look > 0 {
+            tokio::time::sleep(LOOK_AGAIN_AFTER).await;
         }
-        // Under another new one of the same epoch.
-        Err(_) if Header::stated_epoch(&header) == keyring.epoch() => Err(SlotsError::Rotated),
-        Err(_) => Err(error.into()),
+        let Ok(Some(header)) = root_header(&**handle.store()).await else {
+            continue;
+        };
+        refusal = match keyring.object_opener(Class::Root, ROOT_KEY, &header) {
+            Ok(opener) if opener.header().key_epoch == keyring.epoch() => return Ok(None),
+            Ok(_) => return Err(error.into()),
+            Err(OpenError::NoKeyEpoch { epoch }) => {
+                let damage = damage_of(&**handle.store(), keyring, epoch).await;
+                let rotated = damage.map(|it| it.map_or(SlotsError::Rotated, SlotsError::from));
+                rotated.ok()
+            }
+            // Under another new one of the same epoch.
+            Err(_) if Header::stated_epoch(&header) == keyring.epoch() => Some(SlotsError::Rotated),
+            Err(_) => None,
+        };
     }
+    match (refusal, error) {
+        (Some(refusal), _) => Err(refusal),
+        (None, error @ RootError::OutcomeUnknown { .. }) => Ok(Some(error)),
+        (None, error) => Err(error.into()),
+    }
+}
+
+/// Looks several times, until a look does not fail.
+///
+/// # Errors
+/// That of the last look.
+async fn look<T, F>(mut at: impl FnMut() -> F) -> Result<T, RootError>
+where
+    F: Future<Output = Result<T, RootError>>,
+{
+    for _ in 1..LOOKS {
+        if let Ok(seen) = at().await {
+            return Ok(seen);
+        }
+        tokio::time::sleep(LOOK_AGAIN_AFTER).await;
+    }
+    at().await
 }
 
 /// Ensures that a slot in force exists, and returns it: the new one; if that was removed or changed
@@ -237,8 +283,8 @@ async fn judge(handle: &RootHandle, keyring: &Keyring, error: RootError) -> Resu
 /// has another one in force, but the statements of a slot that the password does not open prove
 /// nothing.
 ///
-/// Once the new slot is known to be gone, a request that fails keeps no copy from being written:
-/// only a root without the session does.
+/// A request that fails keeps no copy from being written, after several looks: only a root without
+/// the session does.
 ///
 /// Cancel safety: dropped, it may leave a copy.
 ///
@@ -255,13 +301,14 @@ async fn keep(
     (switch, handle): (&Switch<'_>, &RootHandle),
 ) -> Result<KnownSlot, SlotsError> {
     let (store, repository) = (slots.store(), switch.repository);
-    let there = read_slot(&**store, repository, slot.name).await;
-    if let Some(Ok(there)) = there.map_err(unconfirmed)?
+    let there = look(|| read_slot(&**store, repository, slot.name)).await;
+    if let Ok(Some(Ok(there))) = &there
         && there.fingerprint() == slot.fingerprint
     {
         return Ok(slot);
     }
-    let found = find_slots(&**store, repository, Some(secrets.epoch())).await;
+    let epoch = Some(secrets.epoch());
+    let found = look(|| find_slots(&**store, repository, epoch)).await;
     let listed = found.as_ref().map_or(&[][..], |found| &found.slots);
     let newer: Vec<&(SlotName, Slot)> = (listed.iter())
         .filter(|(name, slot)| {
@@ -303,7 +350,7 @@ async fn keep(
              take the place of the copy, remove that"
         );
     }
-    let failed = [found.err(), before.err(), after.err()];
+    let failed = [there.err(), found.err(), before.err(), after.err()];
     match failed.into_iter().flatten().next() {
         None => Ok(copy),
         Some(error) => Err(unconfirmed(format!("{error}; key {} was added", copy.name))),
@@ -320,6 +367,8 @@ struct Switch<'a> {
     left: u32,
     /// The session that the new root has.
     session: SessionId,
+    /// The new slot, once it is there.
+    new: Option<KnownSlot>,
     /// The new slot, and slots that are useless afterwards.
     known: BTreeSet<SlotName>,
     /// Slots of other rotations from the same epoch, which this one makes fail.
@@ -352,10 +401,26 @@ impl Switch<'_> {
     /// Returns whether the rotation's session stands in the root, by a read of it.
     ///
     /// # Errors
-    /// Those of [`RootHandle::refresh`].
+    /// Those of [`RootHandle::refresh`], after several looks.
     async fn stands(&self, handle: &RootHandle) -> Result<bool, RootError> {
-        let view = handle.refresh().await?;
+        let view = look(|| handle.refresh()).await?;
         Ok(view.root.sessions.contains_key(&self.session))
+    }
+
+    /// Checks that the slot with the new master key is there.
+    ///
+    /// # Errors
+    /// [`Refusal::NewKeyRemoved`]; store errors.
+    async fn require_new(&self) -> Result<(), RootError> {
+        let Some(new) = self.new else {
+            return Ok(());
+        };
+        let there = read_slot(&*self.store, self.repository, new.name).await?;
+        let is_new = |slot: &Slot| slot.fingerprint() == new.fingerprint;
+        match there.is_some_and(|slot| slot.as_ref().is_ok_and(is_new)) {
+            true => Ok(()),
+            false => Err(Refusal::NewKeyRemoved(new.name).into()),
+        }
     }
 
     /// Returns the rotation's session with its heartbeat, if it stands in this root.
@@ -423,6 +488,8 @@ impl Transition for Switch<'_> {
         self.require_left().await?;
         // Read after that: another rotation, once it is made, removes them too.
         require_one_of(&*self.store, &self.own).await?;
+        // A change of keys that removes it after this read replaces the root before.
+        self.require_new().await?;
         self.strays = strays;
         let holder = HolderInfo {
             mount_point: ROTATION.to_owned(),

@@ -20,8 +20,11 @@ use super::refusal::Refusal;
 use super::request::{KnownSpools, VolumeRequest};
 use super::sent::Sent;
 use super::state::{HolderInfo, Root, Session, SessionId, SessionState};
-use super::transition::{Claim, SESSIONS_MAX};
+use super::transition::{CLEARING_SESSIONS_MAX, Claim, SESSIONS_MAX, TAKING_SESSIONS_MAX};
 use async_trait::async_trait;
+
+/// The number of sessions in the root with one that removes dead entries.
+const CLEARING_PLACES: usize = SESSIONS_MAX + TAKING_SESSIONS_MAX + CLEARING_SESSIONS_MAX;
 
 /// The number of successive holders that are judged before the volume counts as held.
 const JUDGEMENTS_MAX: u32 = 8;
@@ -87,7 +90,8 @@ impl OpenSession {
             holder,
             processes,
             spools,
-            ends: None,
+            clears: None,
+            permits: &|_| Ok(()),
         };
         let Some(request) = volume else {
             let base = entering.enter(None).await?;
@@ -112,13 +116,63 @@ impl OpenSession {
         dead: SessionId,
         processes: &dyn Processes,
     ) -> Result<Self, RootError> {
+        let clearing = Clearing { ends: Some(dead) };
+        Self::open_to_clear(handle, holder, clearing, processes).await
+    }
+
+    /// Enters the root as `holder` to give up recovery bases, also if it is full of sessions.
+    ///
+    /// Cancel safety: as of [`Self::open`].
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    pub async fn open_to_give_up(
+        handle: &RootHandle,
+        holder: HolderInfo,
+        processes: &dyn Processes,
+    ) -> Result<Self, RootError> {
+        Self::open_to_clear(handle, holder, Clearing { ends: None }, processes).await
+    }
+
+    async fn open_to_clear(
+        handle: &RootHandle,
+        holder: HolderInfo,
+        clearing: Clearing,
+        processes: &dyn Processes,
+    ) -> Result<Self, RootError> {
         let entering = Entering {
             handle,
             id: draw_id(handle),
             holder,
             processes,
             spools: KnownSpools::default(),
-            ends: Some(dead),
+            clears: Some(clearing),
+            permits: &|_| Ok(()),
+        };
+        let base = entering.enter(None).await?;
+        Ok(Self::registered(handle, entering.id, base))
+    }
+
+    /// Enters the root as `holder`, if `permits` returns no refusal of the root that is replaced.
+    ///
+    /// Cancel safety: as of [`Self::open`].
+    ///
+    /// # Errors
+    /// The refusal; those of [`Self::open`].
+    pub async fn open_if(
+        handle: &RootHandle,
+        holder: HolderInfo,
+        permits: &(dyn Fn(&Root) -> Result<(), Refusal> + Sync),
+        processes: &dyn Processes,
+    ) -> Result<Self, RootError> {
+        let entering = Entering {
+            handle,
+            id: draw_id(handle),
+            holder,
+            processes,
+            spools: KnownSpools::default(),
+            clears: None,
+            permits,
         };
         let base = entering.enter(None).await?;
         Ok(Self::registered(handle, entering.id, base))
@@ -167,7 +221,8 @@ impl OpenSession {
             holder,
             processes,
             spools,
-            ends: None,
+            clears: None,
+            permits: &|_| Ok(()),
         };
         handle.refresh().await?;
         let known = look_before(handle, &volume, accepts_loss).await?;
@@ -392,7 +447,15 @@ struct Entering<'a> {
     holder: HolderInfo,
     processes: &'a dyn Processes,
     spools: KnownSpools,
-    /// A dead maintenance session of any machine that leaves the root in the same replacement.
+    /// What a session that clears the root removes at once.
+    clears: Option<Clearing>,
+    /// The condition for its entry, on the root that is replaced.
+    permits: &'a (dyn Fn(&Root) -> Result<(), Refusal> + Sync),
+}
+
+/// What a session that clears the root removes in the replacement that registers it.
+struct Clearing {
+    /// A dead maintenance session of any machine.
     ends: Option<SessionId>,
 }
 
@@ -532,16 +595,22 @@ impl Transition for Enter<'_, '_> {
             id,
             holder,
             spools,
-            ends,
+            clears,
+            permits,
             ..
         } = self.entering;
-        for dead in self.dead_sessions(next).iter().chain(ends) {
-            next.remove_dead(*dead)?;
+        let before = next.sessions.len();
+        let ends = clears.as_ref().and_then(|clearing| clearing.ends);
+        for dead in self.dead_sessions(next).into_iter().chain(ends) {
+            next.remove_dead(dead)?;
         }
         next.drop_recovery_bases(&spools.empty);
-        let places = match self.volume {
-            Some((volume, claim)) if claim != Claim::Free => next.places_to_take(volume),
-            _ => SESSIONS_MAX,
+        permits(next)?;
+        let places = match (self.volume, clears) {
+            (Some((volume, _)), _) => next.places_to_take(volume),
+            // The root does not grow if a session leaves it.
+            (None, Some(_)) => before.max(CLEARING_PLACES),
+            (None, None) => SESSIONS_MAX,
         };
         next.register_within(*id, holder.clone(), places)?;
         next.note_spool(*id, spools.own);

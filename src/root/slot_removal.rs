@@ -28,13 +28,14 @@ use super::error::{RootError, unopenable};
 use super::force::{Force, changed_epoch, root_header};
 use super::patient_reads::PatientReads;
 use super::put_back::Kept;
+use super::refusal::Refusal;
 use super::retry::RetryPolicy;
 use super::slot_error::SlotsError;
 use super::slot_facts::SlotFacts;
 use super::slots::{Making, Slots};
 use super::state::ROOT_KEY;
-use super::unlock::{damage_of, read_slot};
-use bkfs_chunker::crypto::{OpenError, SlotName};
+use super::unlock::{damage_of, find_slots, read_slot};
+use bkfs_chunker::crypto::{OpenError, Slot, SlotName};
 use jiff::Timestamp;
 use std::collections::HashSet;
 
@@ -238,7 +239,8 @@ impl Slots {
     /// A future that is dropped leaves both passwords working, or only the new one.
     ///
     /// # Errors
-    /// [`SlotsError::Unfinished`], [`SlotsError::Foreign`]; as [`Self::add`], without its bound.
+    /// [`SlotsError::Unfinished`], [`SlotsError::Foreign`]; [`Refusal::KeysChanged`] if a slot of
+    /// the password came after the slots were read; as [`Self::add`], without its bound.
     /// [`SlotsError::Rotated`] if a rotation by the old password was made meanwhile, so that the
     /// new slot opens nothing; within [`SlotsError::Interrupted`] if old slots were removed.
     pub async fn change(
@@ -251,6 +253,7 @@ impl Slots {
         if let Some(slot) = self.foreign.first() {
             return Err(SlotsError::Foreign { slot: *slot });
         }
+        self.require_no_further_own().await?;
         let new = self.add_surely(making).await?;
         let own = self.found.iter().filter(|slot| slot.is_own);
         let old: Vec<SlotName> = own.map(|slot| slot.name).collect();
@@ -258,6 +261,22 @@ impl Slots {
         removal.end(self.require_unrotated().await)?;
         self.remember(new).await;
         Ok((new.name, old))
+    }
+
+    /// Checks that no slot that the password opens came after the slots were read: it would go on
+    /// opening.
+    ///
+    /// # Errors
+    /// [`Refusal::KeysChanged`]; store errors.
+    async fn require_no_further_own(&self) -> Result<(), SlotsError> {
+        let found = find_slots(&*self.store, self.config.repository(), None).await?;
+        let is_known = |name: &SlotName| self.found.iter().any(|facts| facts.name == *name);
+        let further = found.slots.iter().filter(|(name, _)| !is_known(name));
+        let further: Vec<&(SlotName, Slot)> = further.collect();
+        match self.first_of(&further, self.keyring.secrets()) {
+            Some((name, _)) => Err(RootError::from(Refusal::KeysChanged(*name)).into()),
+            None => Ok(()),
+        }
     }
 
     /// Runs the four steps of the module header. `making` makes a copy of `own`. If one deletion

@@ -27,6 +27,9 @@ pub const SESSIONS_MAX: usize = 64;
 /// the root after that, and in a full root it could not leave otherwise.
 pub const TAKING_SESSIONS_MAX: usize = 4;
 
+/// Places beyond those for sessions that remove dead entries from the root.
+pub const CLEARING_SESSIONS_MAX: usize = 4;
+
 /// The condition under which a session takes a volume.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Claim {
@@ -122,12 +125,13 @@ impl Root {
         self.register_within(id, holder, SESSIONS_MAX)
     }
 
-    /// Returns how many sessions may be in the root for a session that takes `volume`.
+    /// Returns how many sessions may be in the root for a session that takes `volume`: more if it
+    /// replaces others of that volume.
     pub fn places_to_take(&self, volume: &str) -> usize {
         let holder = self.volumes.get(volume).and_then(|volume| volume.holder);
-        match holder {
-            Some(_) => SESSIONS_MAX + TAKING_SESSIONS_MAX,
-            None => SESSIONS_MAX,
+        match holder.is_some() || !self.ending_sessions(volume).is_empty() {
+            true => SESSIONS_MAX + TAKING_SESSIONS_MAX,
+            false => SESSIONS_MAX,
         }
     }
 

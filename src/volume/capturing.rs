@@ -182,7 +182,10 @@ impl Capturing {
             for range in overlapping {
                 let range = range.start.max(unread.start)..range.end.min(unread.end);
                 for gap in self.not_kept(delta, inode, range) {
-                    if self.is_too_much() {
+                    let left = self.parts_max.saturating_sub(self.kept_parts);
+                    let end = state.end_of_parts(Scope::Live, inode, &gap, left);
+                    if left == 0 || end < gap.end {
+                        self.kept_parts = self.parts_max.saturating_add(1);
                         return;
                     }
                     let place = (delta, inode, gap.start);
@@ -294,8 +297,8 @@ impl Capturing {
         count
     }
 
-    /// Reads the first contents of one delta from an inode and offset on, about `limit` parts, and
-    /// returns the number of their parts.
+    /// Reads the first contents of one delta from an inode and offset on, and returns the number of
+    /// their parts: at most about `limit` of each layer, and those of one range beyond that.
     fn read_contents(
         &mut self,
         state: &VolumeState,
@@ -314,41 +317,23 @@ impl Capturing {
             self.reached = Reached::Contents(delta, (inode, u64::MAX));
             return 1;
         }
-        let range = self.next_part(state, (delta, inode), range, limit);
-        self.reached = Reached::Contents(delta, (inode, range.end));
-        let gaps = self.not_kept(delta, inode, range.clone());
-        let now = gaps
-            .into_iter()
-            .map(|gap| CapturedRange::of(state, inode, gap));
-        let mut read: Vec<_> = now.collect();
-        let begun = (delta, inode, range.start)..(delta, inode, range.end);
-        let kept: Vec<_> = self.ranges.range(begun).map(|(place, _)| *place).collect();
-        read.extend(kept.iter().filter_map(|place| self.ranges.remove(place)));
-        read.sort_unstable_by_key(|captured| captured.range.start);
-        let count = read.iter().map(CapturedRange::part_count).sum();
-        batch.ranges.extend(read);
-        count
-    }
-
-    /// Returns the front of `range` that has about `limit` parts, and about as many kept ranges. What
-    /// was kept is not divided.
-    fn next_part(
-        &self,
-        state: &VolumeState,
-        (delta, inode): (usize, u64),
-        range: Range<u64>,
-        limit: usize,
-    ) -> Range<u64> {
         let end = state.end_of_parts(Scope::Live, inode, &range, limit);
-        let begun = (delta, inode, range.start)..(delta, inode, end);
-        let mut kept = self.ranges.range(begun).map(|(_, kept)| &kept.range);
-        let last = kept.by_ref().take(limit.max(1)).last();
-        let end = match (last, kept.next()) {
-            (_, Some(next)) => next.start,
-            (Some(last), None) => end.max(last.end),
-            (None, None) => end,
-        };
-        range.start..end
+        let (mut at, mut count) = (range.start, 0);
+        while at < end && count < limit {
+            let kept = self.ranges.range((delta, inode, at)..(delta, inode, end));
+            let captured = match kept.map(|(place, _)| *place).next() {
+                // What was kept is not divided.
+                Some(place) if place.2 == at => self.ranges.remove(&place),
+                Some(place) => Some(CapturedRange::of(state, inode, at..place.2)),
+                None => Some(CapturedRange::of(state, inode, at..end)),
+            };
+            let Some(captured) = captured else { break };
+            at = captured.range.end;
+            count += captured.part_count();
+            batch.ranges.push(captured);
+        }
+        self.reached = Reached::Contents(delta, (inode, at));
+        count
     }
 }
 

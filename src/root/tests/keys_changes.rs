@@ -193,13 +193,18 @@ async fn a_rotation_relies_on_a_newer_key_that_its_password_opens() {
 pub async fn holding_after_the_root(
     store: &Arc<dyn Store>,
 ) -> (Gate, Arc<FaultStore>, Arc<dyn Store>) {
-    // The number of such reads before comes from the same rotation of an equal repository.
+    holding(store, Operation::GetTail, look_after_the_root().await).await
+}
+
+/// Returns the number of the read of a key by which a rotation looks for its own, after the root.
+pub async fn look_after_the_root() -> u64 {
+    // It comes from the same rotation of an equal repository.
     let whole = Arc::new(FaultStore::new(made().await));
     let looks = Strike::with(Trouble::Delay(Duration::ZERO)).on(Operation::GetTail);
     whole.plan(looks.keys(SlotName::PREFIX).always());
     let through: Arc<dyn Store> = whole.clone();
     rotated(&through, "first", 30).await.expect("no session");
-    holding(store, Operation::GetTail, whole.struck()).await
+    whole.struck()
 }
 
 /// Returns a repository after a rotation by "first", with the slot of a rotation that was never

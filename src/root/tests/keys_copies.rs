@@ -1,9 +1,14 @@
 //! A rotation whose new key was removed leaves a key, whatever the store answers meanwhile; and two
 //! changes of one password.
 
-use super::keys_changes::{holding, holding_after_the_root, until_held};
+use super::keys_changes::{holding, holding_after_the_root, look_after_the_root, until_held};
+use super::keys_rotation::held;
 use super::keys_support::*;
-use crate::root::key_change::{KeyChange, PASSWD};
+use super::support::{holder, time};
+use crate::root::holder::SystemProcesses;
+use crate::root::key_change::{ADD, KeyChange, KeyEntry, PASSWD, REMOVE};
+use crate::root::rotation::rotate;
+use crate::root::session::OpenSession;
 use crate::root::slot_error::SlotsError;
 use crate::root::state::ROOT_KEY;
 use bkfs_chunker::crypto::SlotName;
@@ -28,17 +33,27 @@ async fn delete_newer(store: &Arc<dyn Store>, before: &[String]) {
 /// The new root is there, and the only key for it is removed before the rotation looks.
 #[tokio::test(start_paused = true)]
 async fn a_rotation_without_a_key_leaves_one_whatever_the_store_refuses() {
-    for refusal in [
-        refused(Operation::List, SlotName::PREFIX),
-        refused(Operation::Get, ROOT_KEY),
+    let look = look_after_the_root().await;
+    for (operation, prefix) in [
+        (Operation::List, SlotName::PREFIX),
+        (Operation::GetTail, SlotName::PREFIX),
+        (Operation::Get, ROOT_KEY),
     ] {
+        let refusal = refused(operation, prefix);
         let store = made().await;
         let before: Vec<String> = keys(&store).await.into_keys().collect();
         let (gate, faulty, through) = holding_after_the_root(&store).await;
+        // The look itself is refused, or what follows it.
+        let is_of_the_look = operation == Operation::GetTail;
+        if is_of_the_look {
+            faulty.plan(refusal.clone().nth(look));
+        }
         let rotating = tokio::spawn(async move { rotated(&through, "first", 30).await });
         until_held(&faulty).await;
         delete_newer(&store, &before).await;
-        faulty.plan(refusal.clone());
+        if !is_of_the_look {
+            faulty.plan(refusal.clone());
+        }
         gate.open();
         let error = rotating.await.expect("no panic").expect_err("refused");
         open(&store, "first").await.expect("a copy opens");
@@ -48,29 +63,88 @@ async fn a_rotation_without_a_key_leaves_one_whatever_the_store_refuses() {
     }
 }
 
-/// The new root is there, its answer is lost, and no later read of the root succeeds.
+/// The new root is there, its answer is lost, and later reads of the root fail or are garbled.
 #[tokio::test(start_paused = true)]
 async fn a_rotation_that_cannot_read_its_root_leaves_a_key() {
+    // A bit of the repository's id, in the header.
+    let garbled = Strike::with(Trouble::FlipBit(400)).on(Operation::GetRange);
+    for troubles in [
+        vec![refused(Operation::Get, ROOT_KEY)],
+        vec![
+            refused(Operation::Get, ROOT_KEY),
+            refused(Operation::GetRange, ROOT_KEY),
+        ],
+        vec![
+            refused(Operation::Get, ROOT_KEY),
+            garbled.keys(ROOT_KEY).times(2),
+        ],
+    ] {
+        let store = made().await;
+        let before: Vec<String> = keys(&store).await.into_keys().collect();
+        let faulty = Arc::new(FaultStore::new(store.clone()));
+        let gate = Gate::new();
+        for trouble in [
+            Trouble::HoldBefore(gate.clone()),
+            Trouble::FailAfter(StoreErrorKind::OutcomeUnknown),
+        ] {
+            faulty.plan(Strike::with(trouble).on(Operation::Replace).keys(ROOT_KEY));
+        }
+        let through: Arc<dyn Store> = faulty.clone();
+        let rotating = tokio::spawn(async move { rotated(&through, "first", 30).await });
+        until_held(&faulty).await;
+        delete_newer(&store, &before).await;
+        for trouble in troubles {
+            faulty.plan(trouble);
+        }
+        gate.open();
+        let error = rotating.await.expect("no panic").expect_err("it is lost");
+        open(&store, "first").await.expect("a copy opens");
+        assert!(!matches!(error, SlotsError::Rotated), "{error}");
+    }
+}
+
+/// The slot of an interrupted rotation is removed before the rotation that wants to use it makes its
+/// root.
+#[tokio::test(start_paused = true)]
+async fn no_rotation_is_made_without_its_new_key() {
     let store = made().await;
     let before: Vec<String> = keys(&store).await.into_keys().collect();
-    let faulty = Arc::new(FaultStore::new(store.clone()));
-    let gate = Gate::new();
-    for trouble in [
-        Trouble::HoldBefore(gate.clone()),
-        Trouble::FailAfter(StoreErrorKind::OutcomeUnknown),
-    ] {
-        faulty.plan(Strike::with(trouble).on(Operation::Replace).keys(ROOT_KEY));
-    }
-    let through: Arc<dyn Store> = faulty.clone();
+    let (_gate, cut) = held(&store).await;
+    cut.abort();
+    let rotating = slots(&store, "first", 31).await.expect("it opens");
+    delete_newer(&store, &before).await;
+    let error = rotate(&rotating, parts(true)).await;
+    let error = error.expect_err("its key was removed");
+    assert!(
+        error.to_string().contains("was removed meanwhile"),
+        "{error}"
+    );
+    let opened = open(&store, "first").await.expect("it opens");
+    assert_eq!(opened.keyring().epoch(), 0);
+}
+
+/// The rotation's session was ended and the password changed, and two reads of the root are garbled.
+#[tokio::test(start_paused = true)]
+async fn garbled_reads_of_the_root_let_no_removed_password_in() {
+    let store = made().await;
+    let (gate, faulty, through) = holding_after_the_root(&store).await;
     let rotating = tokio::spawn(async move { rotated(&through, "first", 30).await });
     until_held(&faulty).await;
-    delete_newer(&store, &before).await;
-    faulty.plan(refused(Operation::Get, ROOT_KEY));
+    let opened = open(&store, "first").await.expect("it opens");
+    let root = opened.handle().current();
+    let standing = *root.root.sessions.keys().next().expect("the rotation");
+    let ending = opened.handle();
+    let by = OpenSession::open_in_place_of(ending, holder("ender"), standing, &SystemProcesses);
+    by.await.expect("removed").end().await.expect("live");
+    passwd_to(store.clone(), 33, "third")
+        .await
+        .expect("changed");
+    let garbled = Strike::with(Trouble::FlipBit(2000)).on(Operation::Get);
+    faulty.plan(garbled.keys(ROOT_KEY).times(2));
     gate.open();
-    let error = rotating.await.expect("no panic").expect_err("it is lost");
-    open(&store, "first").await.expect("a copy opens");
-    let is_told = matches!(error, SlotsError::RotationUnconfirmed { .. });
-    assert!(is_told, "{error}");
+    let error = rotating.await.expect("no panic").expect_err("it was ended");
+    assert!(matches!(error, SlotsError::Rotated), "{error}");
+    open(&store, "first").await.expect_err("it was changed");
 }
 
 /// A copy whose answer is lost, or that cannot be taken back, may be a key that nobody expects.
@@ -91,6 +165,13 @@ async fn a_rotation_tells_of_a_copy_that_may_be_there() {
     open(&store, "first").await.expect("the copy is there");
 }
 
+/// How the command `name` of a machine enters the root.
+fn command(name: &str, machine: &str) -> KeyEntry<'static> {
+    let mut entry = entry(machine);
+    entry.holder.mount_point = name.to_owned();
+    entry
+}
+
 async fn passwd_to(
     store: Arc<dyn Store>,
     seed: u64,
@@ -98,9 +179,9 @@ async fn passwd_to(
 ) -> Result<(), SlotsError> {
     let slots = slots(&store, "first", seed).await?;
     let change = slots.change(making(password, password));
-    let mut entry = entry(password);
-    entry.holder.mount_point = PASSWD.to_owned();
-    changed(&slots, entry, change).await.map(drop)
+    changed(&slots, command(PASSWD, password), change)
+        .await
+        .map(drop)
 }
 
 /// Of two changes of one password, the later one is refused: otherwise both new passwords open.
@@ -118,6 +199,59 @@ async fn a_password_is_changed_once() {
     open(&store, "third").await.expect("it opens");
     open(&store, "fourth").await.expect_err("it was refused");
     assert_eq!(keys(&store).await.len(), 1);
+}
+
+/// A removal makes a copy of its own key, by the old password, and keeps it if its own key is gone.
+#[tokio::test(start_paused = true)]
+async fn a_password_is_not_changed_while_keys_are_removed_or_added() {
+    let store = made().await;
+    let second = add(&store, "second", "two").await;
+    let (gate, faulty, through) = holding(&store, Operation::Delete, 1).await;
+    let removing = tokio::spawn(async move {
+        let slots = slots(&through, "first", 3).await?;
+        let removal = [second];
+        let removing = slots.remove(&removal, false, time(1));
+        changed(&slots, command(REMOVE, "remover"), removing).await
+    });
+    until_held(&faulty).await;
+    passwd_to(store.clone(), 4, "third")
+        .await
+        .expect_err("keys are being removed");
+    gate.open();
+    removing.await.expect("no panic").expect("removed");
+    passwd_to(store.clone(), 5, "third").await.expect("changed");
+    open(&store, "first").await.expect_err("it was changed");
+    // And the other way round.
+    let (gate, faulty, through) = holding(&store, Operation::Delete, 1).await;
+    let first = tokio::spawn(async move {
+        let slots = slots(&through, "third", 6).await?;
+        let change = slots.change(making("fourth", "four"));
+        changed(&slots, command(PASSWD, "changer"), change).await
+    });
+    until_held(&faulty).await;
+    let third = slots(&store, "third", 7).await.expect("it opens");
+    let adding = third.add(making("fifth", "five"));
+    let error = changed(&third, command(ADD, "adder"), adding).await;
+    error.expect_err("the password is being changed");
+    gate.open();
+    first.await.expect("no panic").expect("changed");
+    assert_eq!(keys(&store).await.len(), 1);
+}
+
+/// Another key of the password came after the keys were read: it would go on opening.
+#[tokio::test(start_paused = true)]
+async fn a_password_is_not_changed_while_a_key_of_it_is_unknown() {
+    let store = made().await;
+    let first = slots(&store, "first", 3).await.expect("it opens");
+    add(&store, "first", "again").await;
+    let before = keys(&store).await;
+    let change = first.change(making("third", "three"));
+    let error = changed(&first, command(PASSWD, "changer"), change).await;
+    let error = error.expect_err("a key was added");
+    assert!(error.to_string().contains("was added meanwhile"), "{error}");
+    assert_eq!(keys(&store).await, before);
+    passwd_to(store.clone(), 4, "third").await.expect("changed");
+    open(&store, "first").await.expect_err("it was changed");
 }
 
 /// The keys were read before the password was changed. What is done with the old password then is
@@ -172,4 +306,21 @@ async fn a_change_without_a_session_is_not_confirmed_if_the_root_is_whole() {
     faulty.heal();
     let error = change.end(Ok(())).await.expect_err("a rotation may be");
     assert!(matches!(error, SlotsError::Unconfirmed { .. }), "{error}");
+}
+
+/// A rotation was made after the change had looked at the root's header.
+#[tokio::test(start_paused = true)]
+async fn a_change_without_a_session_is_not_confirmed_if_there_was_a_rotation() {
+    let store = made().await;
+    let faulty = Arc::new(FaultStore::new(store.clone()));
+    let through: Arc<dyn Store> = faulty.clone();
+    let first = slots(&through, "first", 3).await.expect("it opens");
+    let garbled = Strike::with(Trouble::FlipBit(2000)).on(Operation::Get);
+    faulty.plan(garbled.keys(ROOT_KEY).always());
+    let here = entry("here");
+    let change = KeyChange::begin(&first, &here).await;
+    let change = change.expect("no rotation can be made");
+    faulty.heal();
+    rotated(&store, "first", 4).await.expect("no session");
+    change.end(Ok(())).await.expect_err("a rotation was made");
 }

@@ -2,13 +2,14 @@
 
 use super::support::*;
 use crate::root::error::{ErrorKind, RootError};
+use crate::root::handle::Transition;
 use crate::root::heartbeat::{DEAD_AFTER, HEARTBEAT_INTERVAL, Standing};
 use crate::root::holder::{ProcessState, Processes, SystemProcesses};
 use crate::root::refusal::Refusal;
 use crate::root::request::VolumeRequest;
 use crate::root::session::OpenSession;
-use crate::root::state::{HolderInfo, SessionId};
-use crate::root::transition::SESSIONS_MAX;
+use crate::root::state::{HolderInfo, Root, SessionId};
+use crate::root::transition::{SESSIONS_MAX, TAKING_SESSIONS_MAX};
 use bkfs_store::{Store, StoreErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -293,6 +294,54 @@ async fn in_a_full_root_a_volume_can_be_taken_over() {
     let root = &handle.refresh().await.expect("there").root;
     assert_eq!(root.sessions.len(), SESSIONS_MAX - 1);
     assert!(root.volumes["v7"].holder.is_none());
+}
+
+/// Fills the root with sessions that nobody can ask, to this number.
+struct Crowd(usize);
+
+#[async_trait::async_trait]
+impl Transition for Crowd {
+    type Output = ();
+
+    fn session(&self) -> Option<SessionId> {
+        None
+    }
+
+    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
+        for number in next.sessions.len()..self.0 {
+            let id = SessionId((self.0 * 1000 + number) as u64);
+            next.register_within(id, holder("lost"), self.0)?;
+        }
+        Ok(())
+    }
+
+    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
+        Ok(root.sessions.len() == self.0)
+    }
+}
+
+/// Takeovers may fill the places beyond that. Dead sessions can be ended, and recovery bases given
+/// up, even then.
+#[tokio::test(start_paused = true)]
+async fn an_overfull_root_can_be_cleared() {
+    let store = memory().await;
+    let handle = process(store.clone(), 1).await;
+    let here = || holder("here");
+    for count in [SESSIONS_MAX + TAKING_SESSIONS_MAX, 80] {
+        handle.update(&mut Crowd(count)).await.expect("filled");
+        let full = OpenSession::open(&handle, here(), None, &SystemProcesses).await;
+        assert_eq!(full.expect_err("full").kind(), FULL);
+        let giving_up = OpenSession::open_to_give_up(&handle, here(), &SystemProcesses).await;
+        match count {
+            80 => assert_eq!(giving_up.expect_err("full").kind(), FULL),
+            _ => giving_up.expect("a place").end().await.expect("live"),
+        }
+        let dead = *handle.current().root.sessions.keys().next().expect("one");
+        let by = OpenSession::open_in_place_of(&handle, here(), dead, &SystemProcesses).await;
+        by.expect("its place").end().await.expect("live");
+        let root = &handle.refresh().await.expect("there").root;
+        assert_eq!(root.sessions.len(), count - 1);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -393,7 +393,7 @@ fn a_root_has_its_largest_size() {
 fn a_full_complement_of_sessions_fits() {
     let mut root = Root::new(RepositoryId([7; 16]), [1; 16]);
     let long = || "ü".repeat(400);
-    let places = SESSIONS_MAX + TAKING_SESSIONS_MAX;
+    let places = SESSIONS_MAX + TAKING_SESSIONS_MAX + CLEARING_SESSIONS_MAX;
     for number in 0..places as u64 {
         let holder = HolderInfo {
             host: long(),

@@ -90,6 +90,20 @@ fn ended_sessions_of_other_volumes_stay() {
     assert_eq!(root.ending_sessions("other"), [SessionId(2)]);
 }
 
+/// A takeover that could not begin has left the volume free, and its former holder ending.
+#[test]
+fn a_volume_with_ended_sessions_has_a_place_in_a_full_root() {
+    let mut root = root_of(&[(1, "main"), (2, "other")]);
+    assert_eq!(root.places_to_take("new"), SESSIONS_MAX);
+    root.register(SessionId(3), holder("b")).expect("new");
+    root.claim(SessionId(3), "main", Claim::Steal)
+        .expect("stolen");
+    assert!(root.places_to_take("main") > SESSIONS_MAX);
+    root.end(SessionId(3)).expect("live");
+    assert!(root.volumes["main"].holder.is_none());
+    assert!(root.places_to_take("main") > SESSIONS_MAX);
+}
+
 #[test]
 fn a_list_that_is_not_there_is_not_replaced() {
     let list = |session| ListRef {

@@ -344,6 +344,49 @@ fn a_step_reads_a_bounded_number_of_parts() {
     }
 }
 
+/// One operation that changes much keeps no more than the capture may have.
+#[test]
+fn one_operation_keeps_a_bounded_number_of_parts() {
+    let mut state = state();
+    write_apart(&mut state, 7);
+    state.begin_capture(1000);
+    let end = 4096 << 16;
+    let stamp = state.next_stamp();
+    state.change_data(7, 0..end, |ranges| ranges.zero(0..end, stamp));
+    assert!(state.capture_some(100).is_too_much);
+    let capturing = state.end_capture().expect("it is under way");
+    let kept = capturing.ranges.values().map(CapturedRange::part_count);
+    assert!(kept.sum::<usize>() <= 1001);
+}
+
+/// Extents of a layer that were removed count, also those before a step.
+#[test]
+fn a_step_reads_a_bounded_number_of_removed_extents() {
+    let mut state = state();
+    for n in 0..16_384 {
+        let key = Key::extent(7, n << 10);
+        state.active.set(key, None);
+    }
+    let end = 16_384 << 10;
+    state.change_data(7, 0..end, |_| ());
+    state.begin_capture(usize::MAX);
+    // Every second byte range was changed since, so that the rest has many gaps.
+    for n in 0..2048 {
+        let at = n << 13;
+        let stamp = state.next_stamp();
+        state.change_data(7, at..at + 1, |ranges| ranges.write(at, b"x", stamp));
+    }
+    loop {
+        let batch = state.capture_some(64);
+        let parts: usize = batch.ranges.iter().map(CapturedRange::part_count).sum();
+        // A range of 4 MiB before the first gap is read as well.
+        assert!(parts <= 2 * (4096 + 64), "{parts} parts");
+        if batch.is_last {
+            break;
+        }
+    }
+}
+
 /// Bytes that are copied count: a step of a few large parts ends early.
 #[test]
 fn a_step_copies_a_bounded_number_of_bytes() {

@@ -59,6 +59,9 @@ const FOREIGN_ANSWERS: u32 = 3;
 /// Collection deletes the others.
 const THERE_MAX: usize = 65_536;
 
+/// Number of bytes of unconfirmed journals in memory above which the root is read for them.
+const UNCONFIRMED_BYTES_MAX: usize = 1 << 20;
+
 /// The payload of a journal object.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Encode, Decode)]
 #[cbor(map)]
@@ -197,9 +200,9 @@ struct Numbers {
     last: u64,
     /// Journals whose creation is not acknowledged yet, oldest first.
     pending: VecDeque<Pending>,
-    /// Journals that are in the bucket and in the spool. The spool keeps them until a later read of
-    /// the root shows the volume as held: otherwise they may have arrived too late for a new
-    /// holder.
+    /// Journals that are in the bucket, and in the spool or in memory. They are kept until a later
+    /// read of the root shows the volume as held: otherwise they may have arrived too late for a new
+    /// holder. Those in memory can still be spooled.
     unconfirmed: Vec<Pending>,
     /// `bare` counts the journals that were only in memory when they arrived in the bucket.
     /// `bare_in_time` is that count as of the last read of the root that showed the volume as held.
@@ -221,6 +224,16 @@ struct Pending {
     key: String,
     last: u64,
     body: Body,
+}
+
+impl Pending {
+    /// Returns its bytes if only memory has them.
+    fn in_memory(&self) -> Option<&Bytes> {
+        match &self.body {
+            Body::Memory(bytes) => Some(bytes),
+            Body::Spool(_) => None,
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -315,8 +328,8 @@ impl JournalWriter {
         self.state.lock().sent
     }
 
-    /// Writes to the spool every settled entry that the store has not acknowledged. When this
-    /// returns, they survive a power loss. They reach the bucket by [`JournalWriter::land`], or by
+    /// Writes to the spool every settled entry that is not known to have reached the bucket in time.
+    /// When this returns, they survive a power loss. They reach the bucket by [`JournalWriter::land`], or by
     /// the next mount on this machine.
     ///
     /// Cancel safety: dropped, it has spooled the oldest of the entries, or none. The next call
@@ -334,27 +347,29 @@ impl JournalWriter {
             let kept = self.put(spool, &pending.key, &bytes).await;
             let body = Body::Spool(kept.map_err(ContentError::from)?);
             let mut state = self.state.lock();
-            let mut there = state.pending.iter_mut();
+            let Numbers {
+                pending: waiting,
+                unconfirmed,
+                ..
+            } = &mut *state;
+            let mut there = waiting.iter_mut().chain(unconfirmed.iter_mut());
             match there.find(|other| other.key == pending.key) {
                 Some(waiting) => waiting.body = body,
-                // It has arrived in the bucket meanwhile; this is not yet confirmed by a read of
-                // the root.
-                None => state.unconfirmed.push(Pending { body, ..pending }),
+                // It was confirmed or covered meanwhile. The next read of the root releases it.
+                None => unconfirmed.push(Pending { body, ..pending }),
             }
         }
         Ok(())
     }
 
-    /// Returns the oldest entry that is not acknowledged and only in memory.
+    /// Returns the oldest entry that is only in memory, and not known to have arrived in time.
     fn first_in_memory(&self) -> Option<(Pending, Bytes)> {
         let state = self.state.lock();
-        state
-            .pending
-            .iter()
-            .find_map(|pending| match &pending.body {
-                Body::Memory(bytes) => Some((pending.clone(), bytes.clone())),
-                Body::Spool(_) => None,
-            })
+        let mut kept = state.unconfirmed.iter().chain(&state.pending);
+        kept.find_map(|pending| {
+            let bytes = pending.in_memory()?;
+            Some((pending.clone(), bytes.clone()))
+        })
     }
 
     async fn put(
@@ -378,18 +393,17 @@ impl JournalWriter {
 
     /// Returns whether a settled entry is neither in the spool nor known to be in the bucket.
     pub fn is_bare(&self) -> bool {
-        self.first_in_memory().is_some()
+        let state = self.state.lock();
+        let mut pending = state.pending.iter();
+        pending.any(|pending| pending.in_memory().is_some())
     }
 
     /// Returns whether spooled entries are not in the bucket yet, or not known to have arrived in
     /// time.
     pub fn is_behind(&self) -> bool {
         let state = self.state.lock();
-        if !state.unconfirmed.is_empty() {
-            return true;
-        }
-        let mut pending = state.pending.iter();
-        pending.any(|pending| matches!(pending.body, Body::Spool(_)))
+        let mut kept = state.pending.iter().chain(&state.unconfirmed);
+        kept.any(|pending| pending.in_memory().is_none())
     }
 
     /// Reads the root by a request that is sent now, and so after every answer that counts, and
@@ -401,11 +415,18 @@ impl JournalWriter {
     /// [`RootError::Refused`] with [`Refusal::Fenced`] if the session does not hold the volume; the
     /// errors of [`RootHandle::refresh`].
     pub async fn confirm(&self) -> Result<(), RootError> {
-        let bare = self.state.lock().bare;
+        let (bare, arrived) = {
+            let state = self.state.lock();
+            let arrived = state.unconfirmed.iter().map(|pending| pending.number);
+            (state.bare, arrived.max())
+        };
         let view = self.handle.refresh().await?;
         view.root.require_holder(self.session, &self.volume)?;
         let mut state = self.state.lock();
         state.bare_in_time = state.bare_in_time.max(bare);
+        let is_in_time =
+            |pending: &Pending| pending.in_memory().is_some() && Some(pending.number) <= arrived;
+        state.unconfirmed.retain(|pending| !is_in_time(pending));
         Ok(())
     }
 
@@ -478,16 +499,16 @@ impl JournalWriter {
         };
         let done: Vec<Pending> = {
             let mut state = self.state.lock();
-            let is_done = |pending: &Pending| {
-                pending.last <= operation && matches!(pending.body, Body::Spool(_))
-            };
+            let is_done =
+                |pending: &Pending| pending.last <= operation && pending.in_memory().is_none();
             let (done, pending): (VecDeque<Pending>, VecDeque<Pending>) =
                 std::mem::take(&mut state.pending)
                     .into_iter()
                     .partition(is_done);
             state.pending = pending;
             let mut done = Vec::from(done);
-            done.extend(state.unconfirmed.extract_if(.., |pending| is_done(pending)));
+            let is_covered = |pending: &mut Pending| pending.last <= operation;
+            done.extend(state.unconfirmed.extract_if(.., is_covered));
             done
         };
         self.release(done).await;
@@ -537,16 +558,23 @@ impl JournalWriter {
             let mut state = self.state.lock();
             let front = state.pending.pop_front();
             state.there.push_back((pending.key, pending.last));
-            let is_bare = |pending: &Pending| matches!(pending.body, Body::Memory(_));
+            let is_bare = |pending: &Pending| pending.in_memory().is_some();
             state.bare += u64::from(front.as_ref().is_some_and(is_bare));
-            let is_kept = |pending: &Pending| matches!(pending.body, Body::Spool(_));
-            state.unconfirmed.extend(front.filter(is_kept));
+            state.unconfirmed.extend(front.filter(|_| self.has_spool()));
         }
     }
 
-    /// Removes from the spool the entries that have arrived in time.
+    /// Removes from the spool the entries that have arrived in time. Those in memory wait for
+    /// another reason to read the root, unless they are many bytes.
     async fn settle_kept(&self) -> Result<(), RootError> {
-        if self.state.lock().unconfirmed.is_empty() {
+        let is_due = {
+            let state = self.state.lock();
+            let in_memory = state.unconfirmed.iter().map(Pending::in_memory);
+            let bytes: usize = in_memory.flatten().map(Bytes::len).sum();
+            let mut unconfirmed = state.unconfirmed.iter();
+            bytes > UNCONFIRMED_BYTES_MAX || unconfirmed.any(|kept| kept.in_memory().is_none())
+        };
+        if !is_due {
             return Ok(());
         }
         self.confirm().await?;

@@ -54,9 +54,28 @@ pub enum End {
 
 /// Works on a mount until the tool is done or fails, or a signal comes; then unmounts in some
 /// cases.
-pub async fn work(world: Rc<World>, volume: String, up: Mount, past: Past, power: Arc<Power>) {
+pub fn work(
+    world: Rc<World>,
+    volume: String,
+    up: Mount,
+    past: Past,
+    power: Arc<Power>,
+) -> impl Future<Output = ()> {
+    // Counted now: another mount may claim the volume before the task begins.
+    let claims = world.claims(&volume);
+    work_since(claims, world, volume, up, past, power)
+}
+
+async fn work_since(
+    claims: u64,
+    world: Rc<World>,
+    volume: String,
+    up: Mount,
+    past: Past,
+    power: Arc<Power>,
+) {
     let writer = Writer {
-        claims: world.claims(&volume),
+        claims,
         world,
         volume,
         up,

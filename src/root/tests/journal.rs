@@ -9,7 +9,7 @@ use crate::root::journal::{JournalEntry, JournalWriter};
 use crate::root::lists::Lists;
 use crate::root::request::VolumeRequest;
 use crate::root::session::OpenSession;
-use crate::root::state::SessionState;
+use crate::root::state::{ROOT_KEY, SessionState};
 use bkfs_chunker::crypto::{Class, Features};
 use bkfs_chunker::ingest::{Delivered, NamedPack};
 use bkfs_chunker::pack::PackName;
@@ -521,6 +521,72 @@ async fn an_entry_that_arrives_after_the_takeover_stays_in_the_spool() {
         .expect("found")
         .spools;
     assert_eq!(left[0].named().len(), 1);
+}
+
+/// The store took the entry from memory, and it is not known whether that was in time.
+#[tokio::test(start_paused = true)]
+async fn an_entry_that_arrives_from_memory_can_be_kept_until_it_is_confirmed() {
+    for is_taken in [true, false] {
+        let store = memory().await;
+        let session = enter(&store, 1, "a").await.expect("free");
+        let (writer, disk) = keeping(&store, &session).await;
+        if is_taken {
+            assert!(found(&store, 2).await.is_empty());
+        }
+        writer.settle(entry(1)).expect("the first");
+        writer.land(writer.settled()).await.expect("sent");
+        assert_eq!(journals(&store).await.len(), 1);
+        assert!(!writer.is_in_time() && !writer.is_bare() && !writer.is_behind());
+        if !is_taken {
+            writer.confirm().await.expect("ours");
+        }
+        writer.keep().await.expect("the spool has room");
+        assert_eq!(writer.is_behind(), is_taken);
+        disk.kill();
+        let disk: Arc<dyn Disk> = Arc::new(disk.clone());
+        let left = leftovers(&disk, Path::new("/spool")).await.expect("found");
+        let named = left.spools[0].named().len();
+        assert_eq!(named, usize::from(is_taken));
+    }
+}
+
+/// An entry arrives after the request for the root was sent, whose answer does not count for it.
+#[tokio::test(start_paused = true)]
+async fn only_a_later_read_of_the_root_confirms_an_entry() {
+    let faults = Arc::new(FaultStore::new(memory().await));
+    let store: Arc<dyn Store> = faults.clone();
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, _disk) = keeping(&store, &session).await;
+    let delay = Strike::with(Fault::Delay(Duration::from_secs(5)));
+    faults.plan(delay.on(Operation::Get).keys(ROOT_KEY));
+    let sends = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        writer.settle(entry(1)).expect("the first");
+        writer.land(writer.settled()).await.expect("sent");
+    };
+    let (confirmed, ()) = tokio::join!(writer.confirm(), sends);
+    confirmed.expect("ours");
+    writer.keep().await.expect("the spool has room");
+    assert!(writer.is_behind(), "it is in the spool");
+}
+
+/// Memory does not grow with journals for which nothing reads the root.
+#[tokio::test(start_paused = true)]
+async fn many_bytes_of_unconfirmed_entries_are_confirmed() {
+    let store = memory().await;
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, _disk) = keeping(&store, &session).await;
+    let mut confirmed = 0;
+    for operation in 1..=8 {
+        let large = JournalEntry {
+            operations: vec![7; 300_000],
+            ..entry(operation)
+        };
+        writer.settle(large).expect("it follows");
+        writer.land(writer.settled()).await.expect("sent");
+        confirmed += u32::from(writer.is_in_time());
+    }
+    assert!((1..=2).contains(&confirmed), "{confirmed} reads");
 }
 
 /// Writes six journals of one operation each, of which a commit covers four.

@@ -359,6 +359,13 @@ impl Writer {
     /// written to it.
     pub(super) async fn abandon_spool(&mut self) {
         self.tasks.end_journaler().await;
+        // What arrived in the bucket too late for another holder is nowhere else.
+        let keeping = tokio::time::timeout(KEEPING, self.tasks.journals.keep_arrived());
+        match keeping.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!("the spool does not take the last journals: {error}"),
+            Err(_) => tracing::warn!("the spool did not take the last journals in time"),
+        }
         if let Some(spool) = &self.tasks.spool {
             spool.end().await;
         }

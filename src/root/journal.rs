@@ -22,7 +22,7 @@
 //! (`mounting::base`). The names of foreign packs in a journal are hints: a new holder that replays
 //! the journal looks up each reference.
 
-use super::error::RootError;
+use super::error::{ErrorKind, RootError};
 use super::handle::RootHandle;
 use super::padding;
 use super::refusal::Refusal;
@@ -182,6 +182,8 @@ pub struct JournalWriter {
     state: Mutex<Numbers>,
     /// Held while journals are sent, so that they are sent one after the other.
     landing: tokio::sync::Mutex<()>,
+    /// Held while entries are spooled, so that none is spooled twice.
+    keeping: tokio::sync::Mutex<()>,
     /// The spool, where entries survive a crash before they are in the bucket.
     spool: Option<Arc<Spool>>,
     /// Gets notice of answers of the store.
@@ -234,6 +236,11 @@ impl Pending {
             Body::Spool(_) => None,
         }
     }
+
+    fn with_bytes(&self) -> Option<(Self, Bytes)> {
+        let bytes = self.in_memory()?.clone();
+        Some((self.clone(), bytes))
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -260,6 +267,7 @@ impl JournalWriter {
             recovery_base: root.volumes.get(volume).and_then(|entry| entry.commit),
             state: Mutex::default(),
             landing: tokio::sync::Mutex::default(),
+            keeping: tokio::sync::Mutex::default(),
             spool: None,
             content_store: None,
             keeps: AtomicBool::new(false),
@@ -341,11 +349,51 @@ impl JournalWriter {
     pub async fn keep(&self) -> Result<(), RootError> {
         let absent = || ContentError::Internal("there is no spool");
         let spool = self.spool.as_ref().ok_or_else(absent)?;
-        // The lock is not held while waiting for the spool: the tasks that make room in the spool
-        // need the lock.
-        while let Some((pending, bytes)) = self.first_in_memory() {
+        let _turn = self.keeping.lock().await;
+        // Those that are nowhere else do not wait for room for those that are in the bucket.
+        let arrived = self.put_arrived(spool).await;
+        // The state is not locked while waiting for the spool: the tasks that make room in the spool
+        // need it.
+        while let Some((pending, bytes)) = self.first_waiting() {
             let kept = self.put(spool, &pending.key, &bytes).await;
-            let body = Body::Spool(kept.map_err(ContentError::from)?);
+            self.note_kept(pending, kept.map_err(ContentError::from)?)
+                .await;
+        }
+        match arrived {
+            Ok(()) => Ok(()),
+            Err(_) => self.put_arrived(spool).await,
+        }
+    }
+
+    /// Writes to the spool the entries that arrived in the bucket from memory, and are not known to
+    /// have arrived in time. Does not wait for room.
+    ///
+    /// Cancel safety: as of [`JournalWriter::keep`].
+    ///
+    /// # Errors
+    /// [`RootError::Content`] if the spool fails or is full. Without a spool there are no such
+    /// entries.
+    pub async fn keep_arrived(&self) -> Result<(), RootError> {
+        let Some(spool) = &self.spool else {
+            return Ok(());
+        };
+        let _turn = self.keeping.lock().await;
+        self.put_arrived(spool).await
+    }
+
+    async fn put_arrived(&self, spool: &Spool) -> Result<(), RootError> {
+        while let Some((pending, bytes)) = self.first_arrived() {
+            let kept = spool.put(&pending.key, &[bytes]).await;
+            self.note_kept(pending, kept.map_err(ContentError::from)?)
+                .await;
+        }
+        Ok(())
+    }
+
+    /// Records that the spool has an entry.
+    async fn note_kept(&self, pending: Pending, kept: Arc<Spooled>) {
+        let body = Body::Spool(kept);
+        let needless = {
             let mut state = self.state.lock();
             let Numbers {
                 pending: waiting,
@@ -354,22 +402,35 @@ impl JournalWriter {
             } = &mut *state;
             let mut there = waiting.iter_mut().chain(unconfirmed.iter_mut());
             match there.find(|other| other.key == pending.key) {
-                Some(waiting) => waiting.body = body,
-                // It was confirmed or covered meanwhile. The next read of the root releases it.
-                None => unconfirmed.push(Pending { body, ..pending }),
+                Some(there) => {
+                    there.body = body;
+                    None
+                }
+                // It was confirmed or covered meanwhile.
+                None => Some(Pending { body, ..pending }),
             }
+        };
+        if needless.is_some() {
+            self.release(needless).await;
         }
-        Ok(())
     }
 
-    /// Returns the oldest entry that is only in memory, and not known to have arrived in time.
-    fn first_in_memory(&self) -> Option<(Pending, Bytes)> {
+    /// Returns the oldest entry that is not acknowledged and only in memory.
+    fn first_waiting(&self) -> Option<(Pending, Bytes)> {
         let state = self.state.lock();
-        let mut kept = state.unconfirmed.iter().chain(&state.pending);
-        kept.find_map(|pending| {
-            let bytes = pending.in_memory()?;
-            Some((pending.clone(), bytes.clone()))
-        })
+        state.pending.iter().find_map(Pending::with_bytes)
+    }
+
+    /// Returns the oldest entry that is in the bucket and in memory, and neither known to have
+    /// arrived in time nor covered by a commit.
+    fn first_arrived(&self) -> Option<(Pending, Bytes)> {
+        let state = self.state.lock();
+        let mut arrived = state.unconfirmed.iter();
+        let is_open = |pending: &&Pending| pending.last > state.covered;
+        arrived
+            .by_ref()
+            .filter(is_open)
+            .find_map(Pending::with_bytes)
     }
 
     async fn put(
@@ -567,17 +628,29 @@ impl JournalWriter {
     /// Removes from the spool the entries that have arrived in time. Those in memory wait for
     /// another reason to read the root, unless they are many bytes.
     async fn settle_kept(&self) -> Result<(), RootError> {
-        let is_due = {
+        let (bytes, is_spooled) = {
             let state = self.state.lock();
             let in_memory = state.unconfirmed.iter().map(Pending::in_memory);
-            let bytes: usize = in_memory.flatten().map(Bytes::len).sum();
-            let mut unconfirmed = state.unconfirmed.iter();
-            bytes > UNCONFIRMED_BYTES_MAX || unconfirmed.any(|kept| kept.in_memory().is_none())
+            let bytes: usize = in_memory.clone().flatten().map(Bytes::len).sum();
+            (bytes, in_memory.into_iter().any(|bytes| bytes.is_none()))
         };
-        if !is_due {
+        if !is_spooled && bytes <= UNCONFIRMED_BYTES_MAX {
             return Ok(());
         }
-        self.confirm().await?;
+        match self.confirm().await {
+            Err(error) if error.kind() != ErrorKind::Fenced && bytes > UNCONFIRMED_BYTES_MAX => {
+                // Memory is short of room; the spool may have some.
+                let kept = match (self.keeping.try_lock(), &self.spool) {
+                    (Ok(_turn), Some(spool)) => self.put_arrived(spool).await.is_ok(),
+                    _ => false,
+                };
+                return match kept && !is_spooled {
+                    true => Ok(()),
+                    false => Err(error),
+                };
+            }
+            confirmed => confirmed?,
+        }
         let arrived = std::mem::take(&mut self.state.lock().unconfirmed);
         self.release(arrived).await;
         Ok(())

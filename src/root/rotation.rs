@@ -256,6 +256,10 @@ async fn judge(
     match (refusal, error) {
         (Some(refusal), _) => Err(refusal),
         (None, error @ RootError::OutcomeUnknown { .. }) => Ok(Some(error)),
+        // The root was of another epoch, maybe of this one.
+        (None, error @ RootError::Contended { .. }) => Ok(Some(RootError::OutcomeUnknown {
+            reason: error.to_string(),
+        })),
         (None, error) => Err(error.into()),
     }
 }

@@ -35,7 +35,7 @@ use super::slot_facts::SlotFacts;
 use super::slots::{Making, Slots};
 use super::state::ROOT_KEY;
 use super::unlock::{damage_of, find_slots, read_slot};
-use bkfs_chunker::crypto::{OpenError, Slot, SlotName};
+use bkfs_chunker::crypto::{OpenError, SlotName};
 use jiff::Timestamp;
 use std::collections::HashSet;
 
@@ -272,9 +272,8 @@ impl Slots {
         let found = find_slots(&*self.store, self.config.repository(), None).await?;
         let is_known = |name: &SlotName| self.found.iter().any(|facts| facts.name == *name);
         let further = found.slots.iter().filter(|(name, _)| !is_known(name));
-        let further: Vec<&(SlotName, Slot)> = further.collect();
-        match self.first_of(&further, self.keyring.secrets()) {
-            Some((name, _)) => Err(RootError::from(Refusal::KeysChanged(*name)).into()),
+        match self.first_own(further) {
+            Some(name) => Err(RootError::from(Refusal::KeysChanged(name)).into()),
             None => Ok(()),
         }
     }

@@ -371,6 +371,17 @@ impl Slots {
         slots.iter().find(|slot| is_of(slot)).copied()
     }
 
+    /// Returns the first of these slots that the password opens, whatever secrets it holds. The
+    /// trials are bounded as those of [`Self::first_of`].
+    pub(super) fn first_own<'b>(
+        &self,
+        mut slots: impl Iterator<Item = &'b (SlotName, Slot)>,
+    ) -> Option<SlotName> {
+        let mut trials = Trials::new(&self.password);
+        let own = slots.find(|(name, slot)| trials.open(&self.config, *name, slot).is_some());
+        own.map(|(name, _)| *name)
+    }
+
     /// Returns a request for a slot like `own`, with the given password.
     pub(super) fn making_like<'b>(&'b self, own: &'b SlotFacts, clock: Timestamp) -> Making<'b> {
         Making {

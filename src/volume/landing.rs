@@ -65,12 +65,13 @@ pub(super) async fn send(
 /// Waits until the spool holds the settled entries.
 ///
 /// A full spool is waited for no longer than the store: entries that reach the bucket make room in
-/// the spool. An entry that has reached the bucket itself need not be kept.
+/// the spool. An entry that has reached the bucket in time need not be kept.
 async fn keep(volume: &Volume, journal: &JournalWriter) -> Result<(), VolumeError> {
     let lands = async {
         loop {
             tokio::time::sleep(PATIENCE).await;
-            if land(volume, journal).await.is_ok() && !journal.is_bare() {
+            let is_there = land(volume, journal).await.is_ok() && !journal.is_bare();
+            if is_there && is_in_time(volume, journal).await {
                 return;
             }
         }
@@ -80,6 +81,16 @@ async fn keep(volume: &Volume, journal: &JournalWriter) -> Result<(), VolumeErro
         kept = journal.keep() => kept.map_err(|error| failed(volume, error)),
         () = lands => Ok(()),
     }
+}
+
+/// Returns whether every entry that went to the bucket from memory has arrived while the session
+/// held the volume. Reads the root if that is not known.
+async fn is_in_time(volume: &Volume, journal: &JournalWriter) -> bool {
+    let confirmed = match journal.is_in_time() {
+        true => Ok(()),
+        false => journal.confirm().await,
+    };
+    confirmed.map_err(|error| failed(volume, error)).is_ok()
 }
 
 /// Converts the error of a journal, and poisons the volume if the session is lost.

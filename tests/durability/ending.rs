@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bkfs::mounting::error::MountingError;
 use bkfs_fuse::{Errno, Reply, Vfs};
-use bkfs_store::{Store, StoreErrorKind};
+use bkfs_store::{Operation, Store, StoreErrorKind};
 use bkfs_testing::fault::{Fault, Strike};
 use tokio::time::Instant;
 
@@ -148,6 +148,35 @@ fn who_waits_in_fsync_is_answered_and_holds_nothing_up() {
             let answer = answer.try_recv().expect("answered by the end");
             assert_eq!(answer, Err(Errno::EIO));
             all_are_there(&world.mount_again().await, &closed).await;
+        });
+    }
+}
+
+/// Another machine has taken the volume over, and a journal arrives where nothing looks for it. The
+/// mount does not learn that.
+#[test]
+fn what_arrives_too_late_for_another_holder_is_in_the_spool() {
+    for spool_bytes in [1 << 30, 64] {
+        paused(async {
+            let mut world = World::new(seconds(300)).await;
+            world.spool_bytes = spool_bytes;
+            let mount = world.mount().await;
+            let elsewhere = world.elsewhere();
+            let other = elsewhere.mount().await;
+            let hang = Strike::with(Fault::Hang).on(Operation::Get);
+            world.faults.plan(hang.keys("root").always());
+            mount.put("late", b"for nobody").await;
+            tokio::time::sleep(seconds(4)).await;
+            let journals = world.faults.list("journal/", None, 10).await;
+            assert_eq!(journals.expect("listed").len(), 1, "it has arrived");
+            let error = end(mount, seconds(30)).await.expect_err("not committed");
+            let is_kept = error.to_string().contains("stays in the spool");
+            assert_eq!(is_kept, spool_bytes > 64, "{error}");
+            assert_eq!(other.read("late").await, None);
+            end(other, seconds(30)).await.expect("committed");
+            let again = world.mount_again().await;
+            let recovered = again.0.spool_news().recovered;
+            assert_eq!(recovered.len(), usize::from(is_kept));
         });
     }
 }

@@ -43,6 +43,7 @@ pub fn paused(test: impl Future<Output = ()>) {
 
 /// A bucket and a machine with a disk.
 pub struct World {
+    memory: Arc<MemoryStore>,
     pub faults: Arc<FaultStore>,
     disk: SimulatedDisk,
     pub spool_bytes: u64,
@@ -53,12 +54,22 @@ impl World {
     pub async fn new(timeout: Duration) -> World {
         let memory = Arc::new(MemoryStore::new());
         create_in(memory.clone(), None).await.expect("created");
+        World::over(memory, timeout)
+    }
+
+    fn over(memory: Arc<MemoryStore>, timeout: Duration) -> World {
         World {
-            faults: Arc::new(FaultStore::new(memory)),
+            faults: Arc::new(FaultStore::new(memory.clone())),
+            memory,
             disk: SimulatedDisk::new(),
             spool_bytes: SPOOL_BYTES,
             timeout,
         }
+    }
+
+    /// Returns another machine at the same bucket.
+    pub fn elsewhere(&self) -> World {
+        World::over(self.memory.clone(), self.timeout)
     }
 
     pub async fn mount(&self) -> Mount {

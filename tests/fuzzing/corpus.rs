@@ -7,10 +7,12 @@
 use crate::bodies::{NAME, REPOSITORY, SLOT, key_of, keyrings};
 use bkfs::root::journal::JournalEntry;
 use bkfs::tree::Node;
-use bkfs_chunker::codec::Decoder;
-use bkfs_chunker::crypto::{Class, HEADER_LEN, Keyring, Slot};
+use bkfs_chunker::codec::{Decoder, Effort};
+use bkfs_chunker::crypto::{Class, Features, HEADER_LEN, Keyring, Slot};
+use bkfs_chunker::id::{Kind, Prefix};
 use bkfs_chunker::index::{self, TableBuilder};
-use bkfs_chunker::pack::{Footer, TRAILER_LEN, Trailer};
+use bkfs_chunker::pack::{Footer, PackName, TRAILER_LEN, Trailer};
+use bkfs_chunker::run::{Block, LevelFilter, PackFrames, Record, RunWriter};
 use bkfs_chunker::spool::file;
 use bytes::Bytes;
 use std::path::PathBuf;
@@ -57,6 +59,13 @@ pub fn of(name: &str) -> Vec<Vec<u8>> {
         "frame" => parts_of_packs().1,
         "index" => opened(Class::Index, "index-"),
         "table" => tables(),
+        "run" => runs(),
+        "run_directory" => directories(),
+        "run_block" => [0, 1, 60]
+            .map(|count| Block::encode(&records(count)))
+            .to_vec(),
+        "run_fences" => [0, 1, 20].map(fences).to_vec(),
+        "run_packs" => parts_of_runs(),
         "segment" => frozen("segment.bin"),
         "spool_file" => spool_files(),
         "node" => frozen("node-"),
@@ -142,6 +151,87 @@ fn tables() -> Vec<Vec<u8>> {
         builder.finish()
     };
     opened(Class::Index, "index-").iter().map(table).collect()
+}
+
+/// Returns sorted records of packs 0 and 1.
+fn records(count: u8) -> Vec<Record> {
+    let record = |number| Record {
+        prefix: Prefix([number; Prefix::LEN]),
+        pack: u32::from(number % 2),
+        frame: 3,
+        slot: 4,
+        kind: Kind::Chunk,
+    };
+    (0..count).map(record).collect()
+}
+
+/// Returns the record of a pack, and its name.
+fn pack_of_a_run(sequence: u32) -> PackFrames {
+    PackFrames {
+        name: PackName { sequence, ..NAME },
+        class: Class::DataPack,
+        length: 1000,
+        header: [5; HEADER_LEN],
+        frames: vec![100; sequence as usize],
+    }
+}
+
+/// Returns runs of both keyrings. No program writes any yet, so none are frozen.
+fn runs() -> Vec<Vec<u8>> {
+    let run = |keyring: Keyring| {
+        let key = NAME.key(Class::Index);
+        let sealer = keyring.object_sealer(Class::Index, &key, Features::NONE, [0x77; 32]);
+        let range = Prefix([0; 16])..=Prefix([0xff; 16]);
+        let names = [0, 1].map(|sequence| pack_of_a_run(sequence).name);
+        let effort = Effort::Level(1);
+        let mut writer = RunWriter::new(sealer, Class::DataPack, range, names, effort);
+        for record in records(60) {
+            writer.push(record).expect("in order");
+        }
+        let mut packs = [0, 1].map(pack_of_a_run);
+        packs.sort_by_key(|pack| PackFrames::place_of(&pack.name));
+        for pack in &packs {
+            writer.push_pack(pack).expect("in order");
+        }
+        writer.finish().expect("small");
+        writer.take()
+    };
+    keyrings().map(run).to_vec()
+}
+
+fn directories() -> Vec<Vec<u8>> {
+    let directories = runs()
+        .into_iter()
+        .flat_map(|run| keyrings().map(|keyring| crate::bodies::run::directory(&keyring, &run)));
+    let encoded = directories
+        .flatten()
+        .map(|directory| directory.contents().encode());
+    let encoded: Vec<_> = encoded.collect();
+    assert_eq!(encoded.len(), 2, "one of each keyring");
+    encoded
+}
+
+fn fences(count: u64) -> Vec<u8> {
+    let heads = (0..count).flat_map(|head| (head << 56).to_le_bytes());
+    let lengths = (0..count).flat_map(|length| (length as u32 * 10).to_le_bytes());
+    let counted = (count as u32).to_le_bytes().into_iter();
+    counted.chain(heads).chain(lengths).collect()
+}
+
+/// Returns names, pack records and filters.
+fn parts_of_runs() -> Vec<Vec<u8>> {
+    let names = [0, 1, 2].map(|sequence| pack_of_a_run(sequence).name.to_bytes());
+    let pack = pack_of_a_run(3);
+    let record = [
+        &pack.name.to_bytes()[..],
+        &[pack.class as u8],
+        &pack.length.to_le_bytes(),
+        &pack.header,
+        &3u32.to_le_bytes(),
+        &[100, 0, 0, 0].repeat(3),
+    ];
+    let filter = LevelFilter::encode(records(60).iter().map(|record| record.prefix));
+    vec![names.concat(), record.concat(), filter]
 }
 
 fn spool_files() -> Vec<Vec<u8>> {

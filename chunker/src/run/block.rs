@@ -6,7 +6,6 @@
 //! the rest of a prefix is random.
 
 use super::{RunDamage, require_end, take_u32};
-use crate::codec::{Effort, Encoder};
 use crate::id::{Kind, Prefix};
 
 /// Where a pack holds a blob. Records are sorted by prefix, then by place.
@@ -62,13 +61,8 @@ pub struct Block {
 }
 
 impl Block {
-    /// Appends the payload of a block of these records, in order, to `out`.
-    pub(super) fn encode(
-        records: &[Record],
-        encoder: &mut Encoder,
-        effort: Effort,
-        out: &mut Vec<u8>,
-    ) {
+    /// Returns the decoded form of a block of these records, which must be in order.
+    pub fn encode(records: &[Record]) -> Vec<u8> {
         let count = records.len();
         let mut raw = vec![0; 4 + count * Record::LEN];
         raw[..4].copy_from_slice(&(count as u32).to_le_bytes());
@@ -77,7 +71,7 @@ impl Block {
                 raw[4 + plane * count + row] = byte;
             }
         }
-        encoder.encode(&raw, effort, out);
+        raw
     }
 
     /// Parses the decoded form.

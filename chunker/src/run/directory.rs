@@ -123,9 +123,9 @@ pub(super) struct FilterPart {
     pub(super) length: u32,
 }
 
-/// What the directory says.
+/// What a directory says. Reads nothing, and opens nothing: see [`Directory`].
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) struct Contents {
+pub struct Contents {
     pub(super) class: Class,
     pub(super) range: RangeInclusive<Prefix>,
     pub(super) records: u64,
@@ -137,7 +137,8 @@ pub(super) struct Contents {
 }
 
 impl Contents {
-    pub(super) fn encode(&self) -> Vec<u8> {
+    /// Returns the decoded form.
+    pub fn encode(&self) -> Vec<u8> {
         let mut raw = vec![self.class as u8];
         raw.extend_from_slice(&self.range.start().0);
         raw.extend_from_slice(&self.range.end().0);
@@ -168,7 +169,10 @@ impl Contents {
     }
 
     /// Parses the decoded form, and checks that its parts agree.
-    pub(super) fn decode(raw: &[u8]) -> Result<Self, RunDamage> {
+    ///
+    /// # Errors
+    /// [`RunDamage::Inconsistent`].
+    pub fn decode(raw: &[u8]) -> Result<Self, RunDamage> {
         let mut rest = raw;
         let [class] = take(&mut rest)?;
         let class = Class::from_number(class)
@@ -309,6 +313,11 @@ impl Directory {
                 "the directory and the length of the run disagree",
             )),
         }
+    }
+
+    /// Returns what the directory says.
+    pub fn contents(&self) -> &Contents {
+        &self.contents
     }
 
     /// Returns the class of the packs that the run names.

@@ -29,7 +29,7 @@ impl LevelFilter {
     }
 
     /// Returns the bytes of the filter of these prefixes. Empty if no filter can be built.
-    pub(super) fn bytes_of(prefixes: impl Iterator<Item = Prefix>) -> Vec<u8> {
+    pub fn encode(prefixes: impl Iterator<Item = Prefix>) -> Vec<u8> {
         let mut keys: Vec<u64> = prefixes.map(|prefix| key(&prefix)).collect();
         keys.sort_unstable();
         keys.dedup();

@@ -19,7 +19,7 @@ mod packs;
 mod writer;
 
 pub use block::{Block, Record};
-pub use directory::{Directory, Section, TRAILER_LEN, Trailer};
+pub use directory::{Contents, Directory, Section, TRAILER_LEN, Trailer};
 pub use fence::Fences;
 pub use filter::LevelFilter;
 pub use packs::{Names, PackFrames, PackFramesList};

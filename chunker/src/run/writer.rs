@@ -243,13 +243,9 @@ impl RunWriter {
     fn seal(&mut self, section: Section, raw: &[u8]) -> u32 {
         let mut payload = Vec::new();
         self.encoder.encode(raw, self.effort, &mut payload);
-        self.seal_payload(section, &payload)
-    }
-
-    fn seal_payload(&mut self, section: Section, payload: &[u8]) -> u32 {
         let before = self.out.len();
         self.sealer
-            .seal_box(section.number(), payload, &mut self.out);
+            .seal_box(section.number(), &payload, &mut self.out);
         (self.out.len() - before) as u32
     }
 
@@ -260,10 +256,9 @@ impl RunWriter {
         let head = head(&first.prefix);
         let blocks = self.contents.fences.iter().map(|part| part.blocks);
         let number = blocks.sum::<u32>() + self.group.len() as u32;
-        let mut payload = Vec::new();
-        Block::encode(&self.block, &mut self.encoder, self.effort, &mut payload);
+        let raw = Block::encode(&self.block);
         self.block.clear();
-        let length = self.seal_payload(Section::Block(number), &payload);
+        let length = self.seal(Section::Block(number), &raw);
         self.group.push((head, length));
         if self.group.len() == self.shape.blocks_per_fence {
             self.end_group();
@@ -290,7 +285,7 @@ impl RunWriter {
         for (level, prefixes) in self.levels.iter_mut().enumerate() {
             // A level without a filter has no prefix in these blocks.
             if !prefixes.is_empty() {
-                let filter = LevelFilter::bytes_of(prefixes.drain(..));
+                let filter = LevelFilter::encode(prefixes.drain(..));
                 self.filters.push((level as u8, number, filter));
             }
         }

@@ -589,6 +589,65 @@ async fn many_bytes_of_unconfirmed_entries_are_confirmed() {
     assert!((1..=2).contains(&confirmed), "{confirmed} reads");
 }
 
+/// While the root cannot be read, the spool takes what memory has no room for, and journals go on.
+#[tokio::test(start_paused = true)]
+async fn unconfirmed_entries_go_to_the_spool_if_the_root_cannot_be_read() {
+    let faults = Arc::new(FaultStore::new(memory().await));
+    let store: Arc<dyn Store> = faults.clone();
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, disk) = keeping_at_most(&store, &session, 64 << 20).await;
+    let refused = Strike::with(Fault::FailBefore(StoreErrorKind::Denied)).on(Operation::Get);
+    faults.plan(refused.keys(ROOT_KEY).always());
+    for operation in 1..=8 {
+        let large = JournalEntry {
+            operations: vec![7; 300_000],
+            ..entry(operation)
+        };
+        writer.settle(large).expect("it follows");
+        // It is sent in any case. The root is needed for what the spool has.
+        let _ = writer.land(writer.settled()).await;
+        assert!(!writer.is_bare(), "{operation}");
+    }
+    disk.kill();
+    let disk: Arc<dyn Disk> = Arc::new(disk.clone());
+    let left = leftovers(&disk, Path::new("/spool")).await.expect("found");
+    assert!(left.spools[0].named().len() >= 4);
+}
+
+/// An entry that is nowhere else does not wait for room behind one that is in the bucket.
+#[tokio::test(start_paused = true)]
+async fn a_full_spool_takes_first_what_is_nowhere_else() {
+    let store = memory().await;
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, disk) = keeping_at_most(&store, &session, 50_000).await;
+    let large = JournalEntry {
+        operations: vec![7; 100_000],
+        ..entry(1)
+    };
+    writer.settle(large).expect("the first");
+    writer.land(writer.settled()).await.expect("sent");
+    writer.settle(entry(2)).expect("it follows");
+    writer.keep().await.expect_err("no room for the first");
+    assert!(!writer.is_bare());
+    disk.kill();
+    let disk: Arc<dyn Disk> = Arc::new(disk.clone());
+    let left = leftovers(&disk, Path::new("/spool")).await.expect("found");
+    assert_eq!(left.spools[0].named().len(), 1);
+}
+
+/// A commit covers the entry while the spool takes it.
+#[tokio::test(start_paused = true)]
+async fn an_entry_that_is_settled_while_it_is_kept_leaves_the_spool() {
+    let store = memory().await;
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, disk) = keeping(&store, &session).await;
+    writer.settle(entry(1)).expect("the first");
+    writer.land(writer.settled()).await.expect("sent");
+    writer.covered(1).await;
+    writer.keep().await.expect("nothing to keep");
+    assert_eq!(bring_leftovers(&store, &disk).await, 0);
+}
+
 /// Writes six journals of one operation each, of which a commit covers four.
 async fn half_covered(store: &Arc<dyn Store>) -> JournalWriter {
     half_covered_by(store, 4).await

@@ -106,9 +106,9 @@ async fn a_change_says_that_a_rotation_was_made_meanwhile() {
     let old = changing.list().iter().find(|slot| slot.is_own);
     let old = old.expect("its own").name;
     let second = slots(&store, "second", 4).await.expect("it opens");
-    let (rotation, rotating) = held(&store).await;
     let change = tokio::spawn(async move { changing.change(making("third", "three")).await });
     until_held(&faulty).await;
+    let (rotation, rotating) = held(&store).await;
     rotation.open();
     rotating.await.expect("no panic").expect("made");
     gate.open();

@@ -254,6 +254,19 @@ async fn a_password_is_not_changed_while_a_key_of_it_is_unknown() {
     open(&store, "first").await.expect_err("it was changed");
 }
 
+/// So would the key of a rotation that was begun meanwhile, and never made.
+#[tokio::test(start_paused = true)]
+async fn a_password_is_not_changed_beside_a_begun_rotation_of_it() {
+    let store = made().await;
+    let first = slots(&store, "first", 3).await.expect("it opens");
+    let (_gate, cut) = held(&store).await;
+    cut.abort();
+    let change = first.change(making("third", "three"));
+    let error = changed(&first, command(PASSWD, "changer"), change).await;
+    let error = error.expect_err("a key was added");
+    assert!(error.to_string().contains("was added meanwhile"), "{error}");
+}
+
 /// The keys were read before the password was changed. What is done with the old password then is
 /// refused.
 #[tokio::test(start_paused = true)]

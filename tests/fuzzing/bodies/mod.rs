@@ -10,6 +10,7 @@
 pub mod archive;
 pub mod pack;
 pub mod root;
+pub mod run;
 pub mod seal;
 pub mod text;
 pub mod tree;
@@ -42,6 +43,11 @@ pub const BODIES: &[Body] = &[
     body("frame", pack::frame),
     body("index", pack::index),
     body("table", pack::table),
+    body("run", run::run),
+    body("run_directory", run::run_directory),
+    body("run_block", run::run_block),
+    body("run_fences", run::run_fences),
+    body("run_packs", run::run_packs),
     body("segment", pack::segment),
     body("spool_file", pack::spool_file),
     body("node", tree::node),

@@ -165,7 +165,7 @@ fn what_arrives_too_late_for_another_holder_is_in_the_spool() {
             let other = elsewhere.mount().await;
             let hang = Strike::with(Fault::Hang).on(Operation::Get);
             world.faults.plan(hang.keys("root").always());
-            mount.put("late", b"for nobody").await;
+            mount.put("late", b"for no holder").await;
             tokio::time::sleep(seconds(4)).await;
             let journals = world.faults.list("journal/", None, 10).await;
             assert_eq!(journals.expect("listed").len(), 1, "it has arrived");

@@ -396,7 +396,7 @@ impl Directory {
             .map(u64::from);
         let before: u64 = all.clone().take(index).sum();
         let start = HEADER_LEN as u64 + blocks + before;
-        let length = all.skip(index).next()?;
+        let length = all.into_iter().nth(index)?;
         Some(start..start + length)
     }
 

@@ -137,8 +137,11 @@ fn look_up(bytes: &[u8], prefix: &Prefix) -> Result<(Vec<Record>, usize), RunDam
     Ok((found, blocks))
 }
 
+/// The records, names and pack records of a run.
+type Contained = (Vec<Record>, Vec<PackName>, Vec<PackFrames>);
+
 /// Reads all that a run holds.
-fn read(bytes: &[u8]) -> Result<(Vec<Record>, Vec<PackName>, Vec<PackFrames>), RunDamage> {
+fn read(bytes: &[u8]) -> Result<Contained, RunDamage> {
     let directory = open(bytes, 1)?;
     let decoder = &mut Decoder::new();
     let (mut records, mut names, mut packs) = (Vec::new(), Vec::new(), Vec::new());
@@ -250,7 +253,7 @@ fn the_record_of_a_pack_is_found_by_its_name() {
             let packs = directory.open_pack_frames(number, sealed, &mut Decoder::new());
             packs.expect("whole").find(&expected.name).cloned()
         });
-        assert_eq!(found.collect::<Vec<_>>(), [expected.clone()]);
+        assert!(found.eq([expected.clone()]));
     }
     for record in &made.records {
         let (section, at) = directory.name_of(record.pack);

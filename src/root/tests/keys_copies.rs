@@ -147,7 +147,7 @@ async fn garbled_reads_of_the_root_let_no_removed_password_in() {
     open(&store, "first").await.expect_err("it was changed");
 }
 
-/// A copy whose answer is lost, or that cannot be taken back, may be a key that nobody expects.
+/// A copy whose answer is lost, or that cannot be taken back, may be a key that no user expects.
 #[tokio::test(start_paused = true)]
 async fn a_rotation_tells_of_a_copy_that_may_be_there() {
     let store = made().await;
@@ -256,7 +256,7 @@ async fn a_password_is_not_changed_while_a_key_of_it_is_unknown() {
 
 /// So would the key of a rotation that was begun meanwhile, and never made.
 #[tokio::test(start_paused = true)]
-async fn a_password_is_not_changed_beside_a_begun_rotation_of_it() {
+async fn a_password_is_not_changed_during_a_begun_rotation_of_it() {
     let store = made().await;
     let first = slots(&store, "first", 3).await.expect("it opens");
     let (_gate, cut) = held(&store).await;

@@ -245,7 +245,7 @@ async fn commands_of_an_earlier_boot_are_cleared_away() {
 
 const FULL: ErrorKind = ErrorKind::Refused;
 
-/// Sessions of machines that nobody can ask fill the root. Each can be ended all the same.
+/// Sessions of machines that no program can ask fill the root. Each can be ended all the same.
 #[tokio::test(start_paused = true)]
 async fn in_a_full_root_a_dead_session_can_be_ended() {
     let store = memory().await;
@@ -296,7 +296,7 @@ async fn in_a_full_root_a_volume_can_be_taken_over() {
     assert!(root.volumes["v7"].holder.is_none());
 }
 
-/// Fills the root with sessions that nobody can ask, to this number.
+/// Fills the root with sessions that no program can ask, to this number.
 struct Crowd(usize);
 
 #[async_trait::async_trait]

@@ -11,6 +11,7 @@
 //! wrong judgement costs the holder its mount, and never acknowledged data.
 
 use super::ended_sessions::{EndedSession, Known, accept_loss, ended_sessions, require_whole};
+use super::entering::{Clearing, Entering};
 use super::error::RootError;
 use super::gap::Gap;
 use super::handle::{RootHandle, Transition};
@@ -19,12 +20,9 @@ use super::holder::{LocalVerdict, Processes};
 use super::refusal::Refusal;
 use super::request::{KnownSpools, VolumeRequest};
 use super::sent::Sent;
-use super::state::{HolderInfo, Root, Session, SessionId, SessionState};
-use super::transition::{CLEARING_SESSIONS_MAX, Claim, SESSIONS_MAX, TAKING_SESSIONS_MAX};
+use super::state::{HolderInfo, Root, SessionId, SessionState};
+use super::transition::Claim;
 use async_trait::async_trait;
-
-/// The number of sessions in the root with one that removes dead entries.
-const CLEARING_PLACES: usize = SESSIONS_MAX + TAKING_SESSIONS_MAX + CLEARING_SESSIONS_MAX;
 
 /// The number of successive holders that are judged before the volume counts as held.
 const JUDGEMENTS_MAX: u32 = 8;
@@ -440,25 +438,6 @@ struct Entered {
     known: Known,
 }
 
-/// A session that is about to enter the root.
-struct Entering<'a> {
-    handle: &'a RootHandle,
-    id: SessionId,
-    holder: HolderInfo,
-    processes: &'a dyn Processes,
-    spools: KnownSpools,
-    /// What a session that clears the root removes at once.
-    clears: Option<Clearing>,
-    /// The condition for its entry, on the root that is replaced.
-    permits: &'a (dyn Fn(&Root) -> Result<(), Refusal> + Sync),
-}
-
-/// What a session that clears the root removes in the replacement that registers it.
-struct Clearing {
-    /// A dead maintenance session of any machine.
-    ends: Option<SessionId>,
-}
-
 impl Entering<'_> {
     /// Enters the root with a volume. First judges the volume's holder, and checks that no journal
     /// is missing.
@@ -483,18 +462,6 @@ impl Entering<'_> {
         Err(last.unwrap_or(RootError::Contended {
             attempts: JUDGEMENTS_MAX,
         }))
-    }
-
-    /// Registers the session and takes its volume in one replacement (steps `RegisterCas` and
-    /// `TakeCas`). The same replacement removes sessions of this machine's crashed commands
-    /// (`EndSessionCas`). Returns the session's first base epoch.
-    async fn enter(&self, volume: Option<(&str, Claim)>) -> Result<u64, RootError> {
-        let handle = self.handle;
-        let mut transition = Enter {
-            entering: self,
-            volume,
-        };
-        Ok(handle.update(&mut transition).await?.output)
     }
 }
 
@@ -556,73 +523,6 @@ async fn judge(
             Watched::Dead => return Ok((Claim::Dead(session), Some(by))),
             Watched::Left => {}
         }
-    }
-}
-
-struct Enter<'a, 'b> {
-    entering: &'a Entering<'b>,
-    volume: Option<(&'a str, Claim)>,
-}
-
-impl Enter<'_, '_> {
-    /// Returns the maintenance sessions that ran on this machine and whose process has ended, by
-    /// itself or with an earlier boot.
-    fn dead_sessions(&self, root: &Root) -> Vec<SessionId> {
-        let Entering {
-            holder, processes, ..
-        } = self.entering;
-        let is_dead = |session: &Session| {
-            session.volume.is_none()
-                && session.judge_locally(holder, *processes) == LocalVerdict::Dead
-        };
-        let dead = root.sessions.iter().filter(|(_, session)| is_dead(session));
-        dead.map(|(id, _)| *id).collect()
-    }
-}
-
-#[async_trait]
-impl Transition for Enter<'_, '_> {
-    /// The epoch in which the session is registered.
-    type Output = u64;
-
-    fn session(&self) -> Option<SessionId> {
-        None
-    }
-
-    async fn apply(&mut self, next: &mut Root) -> Result<u64, RootError> {
-        // These go first, because they may be what fills the root.
-        let Entering {
-            id,
-            holder,
-            spools,
-            clears,
-            permits,
-            ..
-        } = self.entering;
-        let before = next.sessions.len();
-        let ends = clears.as_ref().and_then(|clearing| clearing.ends);
-        for dead in self.dead_sessions(next).into_iter().chain(ends) {
-            next.remove_dead(dead)?;
-        }
-        next.drop_recovery_bases(&spools.empty);
-        permits(next)?;
-        let places = match (self.volume, clears) {
-            (Some((volume, _)), _) => next.places_to_take(volume),
-            // The root does not grow if a session leaves it.
-            (None, Some(_)) => before.max(CLEARING_PLACES),
-            (None, None) => SESSIONS_MAX,
-        };
-        next.register_within(*id, holder.clone(), places)?;
-        next.note_spool(*id, spools.own);
-        if let Some((volume, claim)) = self.volume {
-            next.claim(*id, volume, claim)?;
-        }
-        Ok(next.epoch)
-    }
-
-    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
-        // Session ids are random, so no other session registers this one.
-        Ok(root.sessions.contains_key(&self.entering.id))
     }
 }
 

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::{Bound, Deref, DerefMut, Range};
 
 use crate::tree::item::Item;
-use crate::tree::key::{self, Key};
+use crate::tree::key::{self, Key, KeyParts};
 use crate::volume::delta::Delta;
 use crate::volume::dirty::{DirtyRanges, Part};
 use crate::volume::state::{ExtentChanges, Found, Scope, Totals, VolumeState};
@@ -183,7 +183,7 @@ impl Capturing {
                 let range = range.start.max(unread.start)..range.end.min(unread.end);
                 for gap in self.not_kept(delta, inode, range) {
                     let left = self.parts_max.saturating_sub(self.kept_parts);
-                    let end = state.end_of_parts(Scope::Live, inode, &gap, left);
+                    let end = end_of_parts(state, inode, &gap, left);
                     if left == 0 || end < gap.end {
                         self.kept_parts = self.parts_max.saturating_add(1);
                         return;
@@ -317,7 +317,7 @@ impl Capturing {
             self.reached = Reached::Contents(delta, (inode, u64::MAX));
             return 1;
         }
-        let end = state.end_of_parts(Scope::Live, inode, &range, limit);
+        let end = end_of_parts(state, inode, &range, limit);
         let (mut at, mut count) = (range.start, 0);
         while at < end && count < limit {
             let kept = self.ranges.range((delta, inode, at)..(delta, inode, end));
@@ -335,6 +335,27 @@ impl Capturing {
         self.reached = Reached::Contents(delta, (inode, at));
         count
     }
+}
+
+/// Returns the end of the longest front of `range` that has about `limit` parts of each layer,
+/// at least one: dirty parts ([`DirtyRanges::end_of_parts`]) and changed extents.
+fn end_of_parts(state: &VolumeState, inode: u64, range: &Range<u64>, limit: usize) -> u64 {
+    let limit = limit.max(1);
+    let mut end = range.end;
+    for layer in state.layers(Scope::Live) {
+        if let Some(ranges) = layer.data.get(&inode) {
+            end = ranges.end_of_parts(&(range.start..end), limit);
+        }
+        let extents = key::extents_beginning(inode, range.start..end);
+        let next = layer.items.range(extents).nth(limit);
+        if let Some(Ok(KeyParts::Extent { offset, .. })) = next.map(|(key, _)| key.parse()) {
+            end = offset;
+        }
+        if layer.dropped.contains(&inode) {
+            break;
+        }
+    }
+    end
 }
 
 /// Returns an item as it is now. The outer option is none if a commit removed the layer that held

@@ -427,27 +427,6 @@ impl VolumeState {
         (parts, rest)
     }
 
-    /// Returns the end of the longest front of `range` that has about `limit` parts of each layer,
-    /// at least one: dirty parts ([`DirtyRanges::end_of_parts`]) and changed extents.
-    pub fn end_of_parts(&self, scope: Scope, inode: u64, range: &Range<u64>, limit: usize) -> u64 {
-        let limit = limit.max(1);
-        let mut end = range.end;
-        for layer in self.layers(scope) {
-            if let Some(ranges) = layer.data.get(&inode) {
-                end = ranges.end_of_parts(&(range.start..end), limit);
-            }
-            let extents = key::extents_beginning(inode, range.start..end);
-            let next = layer.items.range(extents).nth(limit);
-            if let Some(Ok(KeyParts::Extent { offset, .. })) = next.map(|(key, _)| key.parse()) {
-                end = offset;
-            }
-            if layer.dropped.contains(&inode) {
-                break;
-            }
-        }
-        end
-    }
-
     /// Returns the attributes of an inode, if a layer has them.
     pub fn attributes(&self, scope: Scope, inode: u64) -> Option<Attributes> {
         match self.find(scope, &Key::attributes(inode)) {

@@ -26,10 +26,11 @@
 //! | [`lists`] | loads, caches and writes the lists that a root refers to |
 //! | `root_lists` | the same for the root that a handle reads |
 //! | [`holder`], [`heartbeat`] | identity of a session, and whether it lives |
-//! | [`session`], [`request`] | registering, taking over, leaving; what a new session asks for |
+//! | [`session`], [`request`] | taking over, leaving; what a new session asks for |
+//! | [`entering`] | the replacement by which a session enters the root |
 //! | [`recovery_bases`] | entries of the root for ended sessions with spools (pure) |
 //! | [`recovery_base`] | the commit that the journals in an ended session's spool follow |
-//! | [`journal`] | writes the operations that fsync acknowledges before a commit |
+//! | [`journal`], [`journal_entry`] | the operations that fsync acknowledges before a commit |
 //! | [`padding`] | lengths of journals in the bucket (pure) |
 //! | `blocking` | runs short file operations apart from async tasks |
 //! | [`sent`] | journals that this machine has sent, to detect that the newest were deleted |
@@ -48,7 +49,7 @@
 //! | [`slots`], [`slot_removal`] | adds and removes key slots |
 //! | [`put_back`], [`rotation`] | puts removed slots back; a new master key |
 //! | [`carried`] | operations that this machine sent and no commit covers |
-//! | [`removal`] | takes dead sessions out of the root |
+//! | [`removal`] | takes recovery bases of spools that are given up out of the root |
 //! | [`lock_rule`] | lock period of objects, as the config and the root state it |
 //! | [`rule`] | changes the lock period of objects |
 

@@ -38,6 +38,12 @@ impl Id {
 impl Prefix {
     /// Length of a prefix in bytes.
     pub const LEN: usize = 16;
+
+    /// Returns the first 8 bytes as a number that has the order of prefixes.
+    pub fn head(&self) -> u64 {
+        let (head, _) = self.0.split_first_chunk().expect("a prefix is longer");
+        u64::from_be_bytes(*head)
+    }
 }
 
 impl fmt::Display for Id {

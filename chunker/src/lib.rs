@@ -22,6 +22,7 @@ mod config;
 pub mod content_store;
 pub mod error;
 pub mod extent;
+mod fuse_descriptor;
 mod gate;
 mod hydrate;
 pub mod ingest;

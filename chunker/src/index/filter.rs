@@ -8,12 +8,10 @@
 //! prefix. It is wrong about one in 256 absent prefixes (Graf and Lemire, "Binary Fuse Filters:
 //! Fast and Smaller Than Xor Filters", 2022), and never about a present one.
 
-use xorf::{BinaryFuse8, Descriptor, DmaSerializable, Filter as _};
+use xorf::{BinaryFuse8, DmaSerializable, Filter as _};
 
+use crate::fuse_descriptor::{self, DESCRIPTOR_LEN};
 use crate::id::Prefix;
-
-/// Length in bytes of the descriptor that precedes the fingerprints.
-const DESCRIPTOR_LEN: usize = BinaryFuse8::DESCRIPTOR_LEN;
 
 /// A filter in memory. `None` is no filter, which lets every prefix through.
 #[derive(Clone, Debug)]
@@ -23,7 +21,7 @@ impl Filter {
     /// Returns the bytes of the filter of these prefixes, which must be in ascending order. Empty
     /// if the filter cannot be built.
     pub(super) fn bytes_of(prefixes: impl Iterator<Item = Prefix>) -> Vec<u8> {
-        let mut keys: Vec<u64> = prefixes.map(|prefix| key(&prefix)).collect();
+        let mut keys: Vec<u64> = prefixes.map(|prefix| prefix.head()).collect();
         // A blob may be in several packs, but a filter must have each key once.
         keys.dedup();
         let Ok(filter) = BinaryFuse8::try_from(keys) else {
@@ -41,49 +39,17 @@ impl Filter {
         if bytes.is_empty() {
             return Some(Self(None));
         }
-        let (descriptor, fingerprints) = bytes.split_first_chunk::<DESCRIPTOR_LEN>()?;
-        let (seed, lengths) = descriptor.split_first_chunk()?;
-        let (lengths, _) = lengths.as_chunks();
-        let [segment, mask, all_but_two] = *lengths else {
-            return None;
-        };
-        let descriptor = Descriptor {
-            seed: u64::from_le_bytes(*seed),
-            segment_length: u32::from_le_bytes(segment),
-            segment_length_mask: u32::from_le_bytes(mask),
-            segment_count_length: u32::from_le_bytes(all_but_two),
-        };
-        is_within(&descriptor, fingerprints.len()).then(|| {
-            Self(Some(BinaryFuse8 {
-                descriptor,
-                fingerprints: fingerprints.into(),
-            }))
-        })
+        let (descriptor, fingerprints) = fuse_descriptor::split(bytes, 1)?;
+        Some(Self(Some(BinaryFuse8 {
+            descriptor,
+            fingerprints: fingerprints.into(),
+        })))
     }
 
     /// Returns true if the prefix may be in the table. False means that it is not.
     pub(super) fn lets_through(&self, prefix: &Prefix) -> bool {
-        (self.0.as_ref()).is_none_or(|filter| filter.contains(&key(prefix)))
+        (self.0.as_ref()).is_none_or(|filter| filter.contains(&prefix.head()))
     }
-}
-
-/// Returns true if every query reads existing fingerprints: one at a position in the first
-/// segments, and one in each of the two segments after that position's segment.
-fn is_within(descriptor: &Descriptor, fingerprints: usize) -> bool {
-    let segment = u64::from(descriptor.segment_length);
-    let first = u64::from(descriptor.segment_count_length);
-    segment.is_power_of_two()
-        && u64::from(descriptor.segment_length_mask) == segment - 1
-        && first.is_multiple_of(segment)
-        && first + 2 * segment == fingerprints as u64
-        && u32::try_from(fingerprints).is_ok()
-}
-
-/// Returns the first 8 bytes of a prefix, big-endian. The keys therefore have the order of the
-/// prefixes, and equal keys are adjacent.
-fn key(prefix: &Prefix) -> u64 {
-    let (head, _) = prefix.0.split_first_chunk().expect("a prefix is longer");
-    u64::from_be_bytes(*head)
 }
 
 #[cfg(test)]

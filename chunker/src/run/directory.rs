@@ -13,7 +13,7 @@
 //! The trailer, in the clear, is `stored length of the directory u32 ‖ stored length of all fences
 //! u32 ‖ "bkfs-run"`. A reader checks it against the directory.
 
-use super::fence::{head, places};
+use super::fence::places;
 use super::filter::LEVEL_MAX;
 use super::packs::NAMES_PER_BOX;
 use super::{
@@ -224,7 +224,7 @@ impl Contents {
     fn agrees(&self) -> bool {
         let blocks = self.fences.iter().map(|part| part.blocks as usize);
         let lies_in =
-            |first: u64| (head(self.range.start())..=head(self.range.end())).contains(&first);
+            |first: u64| (self.range.start().head()..=self.range.end().head()).contains(&first);
         let order = |part: &FilterPart| (part.level, part.fences);
         !self.range.is_empty()
             && blocks
@@ -402,7 +402,7 @@ impl Directory {
 
     /// Returns the numbers of the fences whose blocks may hold a prefix.
     pub fn fences_of(&self, prefix: &Prefix) -> Range<u32> {
-        let found = places(&self.contents.fences, |part| part.head, head(prefix));
+        let found = places(&self.contents.fences, |part| part.head, prefix.head());
         found.start as u32..found.end as u32
     }
 
@@ -425,7 +425,7 @@ impl Directory {
 
     /// Returns the numbers of the boxes that may hold the record of a pack.
     pub fn pack_frames_of(&self, name: &PackName) -> Range<u32> {
-        let place = head(&PackFrames::place_of(name));
+        let place = PackFrames::place_of(name).head();
         let found = places(&self.contents.pack_parts, |part| part.head, place);
         found.start as u32..found.end as u32
     }

@@ -7,12 +7,6 @@ use super::{RunDamage, require_end, take_u32};
 use crate::id::Prefix;
 use std::ops::Range;
 
-/// The first 8 bytes of a prefix as a number that has its order.
-pub(super) fn head(prefix: &Prefix) -> u64 {
-    let (head, _) = prefix.0.split_first_chunk().expect("a prefix is longer");
-    u64::from_be_bytes(*head)
-}
-
 /// Returns the places, sorted by the head of their first entry, where an entry with this head may
 /// be: those that begin with it, and the one before them.
 pub(super) fn places<T>(places: &[T], head_of: impl Fn(&T) -> u64, head: u64) -> Range<usize> {
@@ -87,7 +81,7 @@ impl Fences {
     /// Returns the blocks that may hold a prefix, by their number among these: one, or more if a
     /// block begins with the same 8 bytes.
     pub fn blocks_of(&self, prefix: &Prefix) -> Range<usize> {
-        places(&self.heads, |first| *first, head(prefix))
+        places(&self.heads, |first| *first, prefix.head())
     }
 
     /// Returns the bytes of a block, from the start of the first one. None if there is no such

@@ -7,14 +7,12 @@
 //! level 0, a quarter of level 1. A filter takes about 18 bits for each prefix, and is wrong about
 //! one in 65,536 absent ones (Graf and Lemire, "Binary Fuse Filters", 2022).
 
+use crate::fuse_descriptor::{self, DESCRIPTOR_LEN};
 use crate::id::Prefix;
-use xorf::{BinaryFuse16, Descriptor, DmaSerializable, Filter as _};
+use xorf::{BinaryFuse16, DmaSerializable, Filter as _};
 
 /// The last level. It has all prefixes with at least as many zero bits.
 pub(super) const LEVEL_MAX: u8 = 16;
-
-/// Length in bytes of the descriptor that precedes the fingerprints.
-const DESCRIPTOR_LEN: usize = BinaryFuse16::DESCRIPTOR_LEN;
 
 /// A filter of one level. None lets every prefix through.
 #[derive(Clone, Debug)]
@@ -30,7 +28,7 @@ impl LevelFilter {
 
     /// Returns the bytes of the filter of these prefixes. Empty if no filter can be built.
     pub fn encode(prefixes: impl Iterator<Item = Prefix>) -> Vec<u8> {
-        let mut keys: Vec<u64> = prefixes.map(|prefix| key(&prefix)).collect();
+        let mut keys: Vec<u64> = prefixes.map(|prefix| prefix.head()).collect();
         keys.sort_unstable();
         keys.dedup();
         let Ok(filter) = BinaryFuse16::try_from(keys) else {
@@ -42,55 +40,24 @@ impl LevelFilter {
         bytes
     }
 
-    /// Copies a filter into memory. Empty bytes let every prefix through. None if a query of these bytes could read out of bounds.
+    /// Copies a filter into memory. Empty bytes let every prefix through. None if a query of these
+    /// bytes could read out of bounds.
     pub fn open(bytes: &[u8]) -> Option<Self> {
         if bytes.is_empty() {
             return Some(Self(None));
         }
-        let (descriptor, fingerprints) = bytes.split_first_chunk::<DESCRIPTOR_LEN>()?;
-        let (fingerprints, []) = fingerprints.as_chunks::<2>() else {
-            return None;
-        };
-        let (seed, lengths) = descriptor.split_first_chunk()?;
-        let (lengths, _) = lengths.as_chunks();
-        let [segment, mask, all_but_two] = *lengths else {
-            return None;
-        };
-        let descriptor = Descriptor {
-            seed: u64::from_le_bytes(*seed),
-            segment_length: u32::from_le_bytes(segment),
-            segment_length_mask: u32::from_le_bytes(mask),
-            segment_count_length: u32::from_le_bytes(all_but_two),
-        };
-        is_within(&descriptor, fingerprints.len()).then(|| {
-            let fingerprints = fingerprints.iter().map(|two| u16::from_le_bytes(*two));
-            Self(Some(BinaryFuse16 {
-                descriptor,
-                fingerprints: fingerprints.collect(),
-            }))
-        })
+        let (descriptor, fingerprints) = fuse_descriptor::split(bytes, 2)?;
+        let (fingerprints, _) = fingerprints.as_chunks::<2>();
+        let fingerprints = fingerprints.iter().map(|two| u16::from_le_bytes(*two));
+        Some(Self(Some(BinaryFuse16 {
+            descriptor,
+            fingerprints: fingerprints.collect(),
+        })))
     }
 
     /// Returns true if the prefix, of this filter's level, may be in the run. False means that it is
     /// not.
     pub fn lets_through(&self, prefix: &Prefix) -> bool {
-        (self.0.as_ref()).is_none_or(|filter| filter.contains(&key(prefix)))
+        (self.0.as_ref()).is_none_or(|filter| filter.contains(&prefix.head()))
     }
-}
-
-/// Returns true if every query reads existing fingerprints: one at a position in the first
-/// segments, and one in each of the two segments after that position's segment.
-fn is_within(descriptor: &Descriptor, fingerprints: usize) -> bool {
-    let segment = u64::from(descriptor.segment_length);
-    let first = u64::from(descriptor.segment_count_length);
-    segment.is_power_of_two()
-        && u64::from(descriptor.segment_length_mask) == segment - 1
-        && first.is_multiple_of(segment)
-        && first + 2 * segment == fingerprints as u64
-        && u32::try_from(fingerprints).is_ok()
-}
-
-/// Returns the first 8 bytes of a prefix.
-fn key(prefix: &Prefix) -> u64 {
-    super::fence::head(prefix)
 }

@@ -4,7 +4,6 @@
 //! group of blocks, and the filters: about 2.3 bytes for each record.
 
 use super::directory::{Contents, FencePart, FilterPart, PackPart, Section, Trailer};
-use super::fence::head;
 use super::filter::LEVEL_MAX;
 use super::packs::NAMES_PER_BOX;
 use super::{
@@ -185,7 +184,7 @@ impl RunWriter {
             self.end_block();
             self.end_group();
         }
-        self.packs_head.get_or_insert(head(&place));
+        self.packs_head.get_or_insert(place.head());
         pack.append_to(&mut self.packs);
         if self.packs.len() >= self.shape.box_bytes {
             self.end_packs();
@@ -253,7 +252,7 @@ impl RunWriter {
         let Some(first) = self.block.first() else {
             return;
         };
-        let head = head(&first.prefix);
+        let head = first.prefix.head();
         let blocks = self.contents.fences.iter().map(|part| part.blocks);
         let number = blocks.sum::<u32>() + self.group.len() as u32;
         let raw = Block::encode(&self.block);

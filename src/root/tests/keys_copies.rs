@@ -287,53 +287,53 @@ async fn keys_are_not_changed_with_a_password_that_was_removed() {
     assert!(third.handle().current().root.sessions.is_empty());
 }
 
-/// One read of the root is garbled. A change of keys that believes it would exclude no rotation.
-#[tokio::test(start_paused = true)]
-async fn a_change_of_keys_looks_again_at_a_root_that_seems_damaged() {
+/// Runs `work` on a store, and on a change of keys that began while `garbled` struck the root.
+async fn begun_with_a_garbled_root(
+    garbled: Strike,
+    work: impl AsyncFnOnce(&Arc<dyn Store>, KeyChange<'_>),
+) {
     let store = made().await;
     let faulty = Arc::new(FaultStore::new(store.clone()));
     let through: Arc<dyn Store> = faulty.clone();
     let first = slots(&through, "first", 3).await.expect("it opens");
-    let garbled = Strike::with(Trouble::FlipBit(2000)).on(Operation::Get);
-    faulty.plan(garbled.keys(ROOT_KEY));
+    faulty.plan(garbled.on(Operation::Get).keys(ROOT_KEY));
     let here = entry("here");
     let change = KeyChange::begin(&first, &here).await;
-    let change = change.expect("the root is whole");
-    let opened = open(&store, "first").await.expect("it opens");
-    assert_eq!(opened.handle().current().root.sessions.len(), 1);
-    change.end(Ok(())).await.expect("it stood");
+    faulty.heal();
+    work(&store, change.expect("begun")).await;
+}
+
+fn garbled() -> Strike {
+    Strike::with(Trouble::FlipBit(2000))
+}
+
+/// One read of the root is garbled. A change of keys that believes it would exclude no rotation.
+#[tokio::test(start_paused = true)]
+async fn a_change_of_keys_looks_again_at_a_root_that_seems_damaged() {
+    begun_with_a_garbled_root(garbled(), async |store, change| {
+        let opened = open(store, "first").await.expect("it opens");
+        assert_eq!(opened.handle().current().root.sessions.len(), 1);
+        change.end(Ok(())).await.expect("it stood");
+    })
+    .await;
 }
 
 /// The root seemed damaged for as long as the change looked, and is whole at its end.
 #[tokio::test(start_paused = true)]
 async fn a_change_without_a_session_is_not_confirmed_if_the_root_is_whole() {
-    let store = made().await;
-    let faulty = Arc::new(FaultStore::new(store.clone()));
-    let through: Arc<dyn Store> = faulty.clone();
-    let first = slots(&through, "first", 3).await.expect("it opens");
-    let garbled = Strike::with(Trouble::FlipBit(2000)).on(Operation::Get);
-    faulty.plan(garbled.keys(ROOT_KEY).always());
-    let here = entry("here");
-    let change = KeyChange::begin(&first, &here).await;
-    let change = change.expect("no rotation can be made");
-    faulty.heal();
-    let error = change.end(Ok(())).await.expect_err("a rotation may be");
-    assert!(matches!(error, SlotsError::Unconfirmed { .. }), "{error}");
+    begun_with_a_garbled_root(garbled().always(), async |_, change| {
+        let error = change.end(Ok(())).await.expect_err("a rotation may be");
+        assert!(matches!(error, SlotsError::Unconfirmed { .. }), "{error}");
+    })
+    .await;
 }
 
 /// A rotation was made after the change had looked at the root's header.
 #[tokio::test(start_paused = true)]
 async fn a_change_without_a_session_is_not_confirmed_if_there_was_a_rotation() {
-    let store = made().await;
-    let faulty = Arc::new(FaultStore::new(store.clone()));
-    let through: Arc<dyn Store> = faulty.clone();
-    let first = slots(&through, "first", 3).await.expect("it opens");
-    let garbled = Strike::with(Trouble::FlipBit(2000)).on(Operation::Get);
-    faulty.plan(garbled.keys(ROOT_KEY).always());
-    let here = entry("here");
-    let change = KeyChange::begin(&first, &here).await;
-    let change = change.expect("no rotation can be made");
-    faulty.heal();
-    rotated(&store, "first", 4).await.expect("no session");
-    change.end(Ok(())).await.expect_err("a rotation was made");
+    begun_with_a_garbled_root(garbled().always(), async |store, change| {
+        rotated(store, "first", 4).await.expect("no session");
+        change.end(Ok(())).await.expect_err("a rotation was made");
+    })
+    .await;
 }

@@ -3,6 +3,7 @@
 mod commit;
 mod handle;
 mod journal;
+mod journal_spool;
 mod keys;
 mod keys_changes;
 mod keys_copies;

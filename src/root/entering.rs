@@ -27,16 +27,39 @@ pub(super) struct Entering<'a> {
     pub(super) processes: &'a dyn Processes,
     /// What is known of the spools on this machine.
     pub(super) spools: KnownSpools,
-    /// What a session that clears the root removes at once.
-    pub(super) clears: Option<Clearing>,
+    /// What it enters for.
+    pub(super) purpose: Purpose,
     /// The condition for its entry, on the root that is replaced.
     pub(super) permits: &'a (dyn Fn(&Root) -> Result<(), Refusal> + Sync),
 }
 
-/// What a session that clears the root removes in the replacement that registers it.
-pub(super) struct Clearing {
-    /// A dead maintenance session of any machine.
-    pub(super) ends: Option<SessionId>,
+/// What a session enters the root for. One that clears the root has a place in a full one.
+pub(super) enum Purpose {
+    /// To work.
+    Work,
+    /// To give up recovery bases.
+    GiveUp,
+    /// To end this dead maintenance session, of any machine. It leaves in the same replacement.
+    End(SessionId),
+}
+
+impl<'a> Entering<'a> {
+    /// Returns a new session that works, and knows of no spools.
+    pub(super) fn new(
+        handle: &'a RootHandle,
+        holder: HolderInfo,
+        processes: &'a dyn Processes,
+    ) -> Self {
+        Self {
+            handle,
+            id: draw_id(handle),
+            holder,
+            processes,
+            spools: KnownSpools::default(),
+            purpose: Purpose::Work,
+            permits: &|_| Ok(()),
+        }
+    }
 }
 
 impl Entering<'_> {
@@ -89,22 +112,24 @@ impl Transition for Enter<'_, '_> {
             id,
             holder,
             spools,
-            clears,
+            purpose,
             permits,
             ..
         } = self.entering;
         let before = next.sessions.len();
-        let ends = clears.as_ref().and_then(|clearing| clearing.ends);
-        for dead in self.dead_sessions(next).into_iter().chain(ends) {
+        for dead in self.dead_sessions(next) {
             next.remove_dead(dead)?;
+        }
+        if let Purpose::End(dead) = purpose {
+            next.remove_dead(*dead)?;
         }
         next.drop_recovery_bases(&spools.empty);
         permits(next)?;
-        let places = match (self.volume, clears) {
+        let places = match (self.volume, purpose) {
             (Some((volume, _)), _) => next.places_to_take(volume),
+            (None, Purpose::Work) => SESSIONS_MAX,
             // The root does not grow if a session leaves it.
-            (None, Some(_)) => before.max(CLEARING_PLACES),
-            (None, None) => SESSIONS_MAX,
+            (None, Purpose::GiveUp | Purpose::End(_)) => before.max(CLEARING_PLACES),
         };
         next.register_within(*id, holder.clone(), places)?;
         next.note_spool(*id, spools.own);
@@ -118,4 +143,11 @@ impl Transition for Enter<'_, '_> {
         // Session ids are random, so no other session registers this one.
         Ok(root.sessions.contains_key(&self.entering.id))
     }
+}
+
+/// Draws the id of a new session.
+pub(super) fn draw_id(handle: &RootHandle) -> SessionId {
+    let mut id = [0; 8];
+    handle.entropy().fill(&mut id);
+    SessionId(u64::from_le_bytes(id))
 }

@@ -32,6 +32,7 @@
 //! change.
 
 use super::choice::KnownSlot;
+use super::entering::draw_id;
 use super::error::RootError;
 use super::force::root_header;
 use super::handle::{RootHandle, Transition};
@@ -39,7 +40,7 @@ use super::holder::LocalVerdict;
 use super::key_change::{KeyEntry, LOOK_AGAIN_AFTER, LOOKS, ROTATION};
 use super::refusal::Refusal;
 use super::retry::random;
-use super::session::{OpenSession, draw_id};
+use super::session::OpenSession;
 use super::slot_error::SlotsError;
 use super::slot_facts::SlotFacts;
 use super::slots::{Slots, require_one_of};

@@ -11,7 +11,7 @@
 //! wrong judgement costs the holder its mount, and never acknowledged data.
 
 use super::ended_sessions::{EndedSession, Known, accept_loss, ended_sessions, require_whole};
-use super::entering::{Clearing, Entering};
+use super::entering::{Entering, Purpose};
 use super::error::RootError;
 use super::gap::Gap;
 use super::handle::{RootHandle, Transition};
@@ -83,17 +83,11 @@ impl OpenSession {
         spools: KnownSpools,
     ) -> Result<Self, RootError> {
         let entering = Entering {
-            handle,
-            id: draw_id(handle),
-            holder,
-            processes,
             spools,
-            clears: None,
-            permits: &|_| Ok(()),
+            ..Entering::new(handle, holder, processes)
         };
         let Some(request) = volume else {
-            let base = entering.enter(None).await?;
-            return Ok(Self::registered(handle, entering.id, base));
+            return Self::without_volume(entering).await;
         };
         let entered = entering.enter_volume(&request).await?;
         Self::begin(entering, request, entered).await
@@ -114,8 +108,11 @@ impl OpenSession {
         dead: SessionId,
         processes: &dyn Processes,
     ) -> Result<Self, RootError> {
-        let clearing = Clearing { ends: Some(dead) };
-        Self::open_to_clear(handle, holder, clearing, processes).await
+        Self::without_volume(Entering {
+            purpose: Purpose::End(dead),
+            ..Entering::new(handle, holder, processes)
+        })
+        .await
     }
 
     /// Enters the root as `holder` to give up recovery bases, also if it is full of sessions.
@@ -129,26 +126,11 @@ impl OpenSession {
         holder: HolderInfo,
         processes: &dyn Processes,
     ) -> Result<Self, RootError> {
-        Self::open_to_clear(handle, holder, Clearing { ends: None }, processes).await
-    }
-
-    async fn open_to_clear(
-        handle: &RootHandle,
-        holder: HolderInfo,
-        clearing: Clearing,
-        processes: &dyn Processes,
-    ) -> Result<Self, RootError> {
-        let entering = Entering {
-            handle,
-            id: draw_id(handle),
-            holder,
-            processes,
-            spools: KnownSpools::default(),
-            clears: Some(clearing),
-            permits: &|_| Ok(()),
-        };
-        let base = entering.enter(None).await?;
-        Ok(Self::registered(handle, entering.id, base))
+        Self::without_volume(Entering {
+            purpose: Purpose::GiveUp,
+            ..Entering::new(handle, holder, processes)
+        })
+        .await
     }
 
     /// Enters the root as `holder`, if `permits` returns no refusal of the root that is replaced.
@@ -163,17 +145,16 @@ impl OpenSession {
         permits: &(dyn Fn(&Root) -> Result<(), Refusal> + Sync),
         processes: &dyn Processes,
     ) -> Result<Self, RootError> {
-        let entering = Entering {
-            handle,
-            id: draw_id(handle),
-            holder,
-            processes,
-            spools: KnownSpools::default(),
-            clears: None,
+        Self::without_volume(Entering {
             permits,
-        };
+            ..Entering::new(handle, holder, processes)
+        })
+        .await
+    }
+
+    async fn without_volume(entering: Entering<'_>) -> Result<Self, RootError> {
         let base = entering.enter(None).await?;
-        Ok(Self::registered(handle, entering.id, base))
+        Ok(Self::registered(entering.handle, entering.id, base))
     }
 
     /// Returns a session without a volume that is registered already, at its first base epoch.
@@ -214,13 +195,8 @@ impl OpenSession {
             return Self::open_with(handle, holder, None, processes, spools).await;
         };
         let entering = Entering {
-            handle,
-            id: draw_id(handle),
-            holder,
-            processes,
             spools,
-            clears: None,
-            permits: &|_| Ok(()),
+            ..Entering::new(handle, holder, processes)
         };
         handle.refresh().await?;
         let known = look_before(handle, &volume, accepts_loss).await?;
@@ -419,13 +395,6 @@ impl OpenSession {
         self.handle.update(&mut transition).await?;
         Ok(())
     }
-}
-
-/// Draws the id of a new session.
-pub(super) fn draw_id(handle: &RootHandle) -> SessionId {
-    let mut id = [0; 8];
-    handle.entropy().fill(&mut id);
-    SessionId(u64::from_le_bytes(id))
 }
 
 /// The result of entering the root with a volume.

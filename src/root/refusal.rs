@@ -67,7 +67,7 @@ pub enum Refusal {
     /// The key slot of a rotation was removed before the rotation was made.
     #[error(
         "key {0}, which this rotation has made, was removed meanwhile: the master key was not \
-         rotated"
+         rotated; check the keys (bkfs key list), and repeat the command"
     )]
     NewKeyRemoved(SlotName),
     /// A list or index object that the change depends on has been replaced meanwhile.

@@ -320,14 +320,12 @@ impl Capturing {
         let end = end_of_parts(state, inode, &range, limit);
         let (mut at, mut count) = (range.start, 0);
         while at < end && count < limit {
-            let kept = self.ranges.range((delta, inode, at)..(delta, inode, end));
-            let captured = match kept.map(|(place, _)| *place).next() {
-                // What was kept is not divided.
-                Some(place) if place.2 == at => self.ranges.remove(&place),
-                Some(place) => Some(CapturedRange::of(state, inode, at..place.2)),
-                None => Some(CapturedRange::of(state, inode, at..end)),
-            };
-            let Some(captured) = captured else { break };
+            // What was kept is not divided.
+            let captured = self.ranges.remove(&(delta, inode, at)).unwrap_or_else(|| {
+                let mut kept = self.ranges.range((delta, inode, at)..(delta, inode, end));
+                let next = kept.next().map_or(end, |(place, _)| place.2);
+                CapturedRange::of(state, inode, at..next)
+            });
             at = captured.range.end;
             count += captured.part_count();
             batch.ranges.push(captured);

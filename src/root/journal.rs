@@ -226,8 +226,8 @@ impl JournalWriter {
     }
 
     /// Writes to the spool every settled entry that is not known to have reached the bucket in time.
-    /// When this returns, they survive a power loss. They reach the bucket by [`JournalWriter::land`], or by
-    /// the next mount on this machine.
+    /// When this returns, they survive a power loss. They reach the bucket by
+    /// [`JournalWriter::land`], or by the next mount on this machine.
     ///
     /// Cancel safety: dropped, it has spooled the oldest of the entries, or none. The next call
     /// continues with the rest.
@@ -243,15 +243,16 @@ impl JournalWriter {
         let arrived = self.put_arrived(spool).await;
         // The state is not locked while waiting for the spool: the tasks that make room in the spool
         // need it.
-        while let Some((pending, bytes)) = self.first_waiting() {
+        let next = || {
+            let waiting = self.first_waiting();
+            waiting.or_else(|| self.first_arrived().filter(|_| arrived.is_err()))
+        };
+        while let Some((pending, bytes)) = next() {
             let kept = self.put(spool, &pending.key, &bytes).await;
-            self.note_kept(pending, kept.map_err(ContentError::from)?)
-                .await;
+            let kept = kept.map_err(ContentError::from)?;
+            self.note_kept(pending, kept).await;
         }
-        match arrived {
-            Ok(()) => Ok(()),
-            Err(_) => self.put_arrived(spool).await,
-        }
+        Ok(())
     }
 
     /// Writes to the spool the entries that arrived in the bucket from memory, and are not known to

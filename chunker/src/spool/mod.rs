@@ -15,6 +15,7 @@
 //!   ROOT/SESSION.damaged               set aside: no mount brings it to the bucket
 //! ```
 
+mod draft;
 pub mod file;
 mod left;
 mod replay;
@@ -34,6 +35,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use draft::Draft;
 pub use left::{LeftObject, Leftover, Leftovers, UnreadableSpool, leftovers};
 pub use replay::ReplayProgress;
 
@@ -150,6 +152,9 @@ struct SpoolState {
     /// Bytes on disk, and bytes reserved for objects that are being written.
     used: u64,
     rest: Rest,
+    /// Files that nothing counts on, because their [`Spool::put`] was dropped. They are removed once
+    /// the disk has answered.
+    dropped: Vec<Draft>,
 }
 
 /// Whether writes to the disk pause.
@@ -199,6 +204,7 @@ impl Spool {
                 files: BTreeMap::new(),
                 used: 0,
                 rest: Rest::No,
+                dropped: Vec::new(),
             }),
             changed: watch::Sender::new(()),
             sweeping: tokio::sync::Mutex::default(),
@@ -215,8 +221,10 @@ impl Spool {
         self.limit_bytes
     }
 
-    /// Stores an object. When this returns, the object survives a power loss. Dropped, it may leave
-    /// the object in the directory.
+    /// Stores an object. When this returns, the object survives a power loss.
+    ///
+    /// Cancel safety: dropped, it leaves what the disk goes on to write. The next call of
+    /// [`Spool::put`], [`Spool::sweep`] or [`Spool::end`] waits for the disk and removes that.
     ///
     /// # Errors
     /// `BadKey`; `Full`; `Disk` if the object could not be written or flushed. The object is then
@@ -228,18 +236,13 @@ impl Spool {
         }
         let length = body_bytes(body);
         let bytes = length + file::TRAILER_BYTES as u64;
-        let (number, promise) = self.promise(bytes)?;
-        let path = self.directory.join(file::name(number, key));
+        self.remove_dropped().await;
+        let number = self.reserve(bytes)?;
         let mut parts = body.to_vec();
         parts.push(file::trailer(length, &file::digest(body)));
-        let unfinished = self.directory.join(file::unfinished(number));
-        if let Err(error) = self.write(&unfinished, &path, &parts).await {
-            self.distrust(&error);
-            // Whether this works or not, no caller counts on the file.
-            let _ = self.disk.remove(&unfinished).await;
-            let _ = self.disk.remove(&path).await;
-            return Err(error);
-        }
+        let path = self.directory.join(file::name(number, key));
+        let draft = Draft::new(&self.disk, number, &path, parts);
+        Writing::new(self, draft).written().await?;
         let spooled = Arc::new(Spooled {
             key: key.to_owned(),
             number,
@@ -250,26 +253,11 @@ impl Spool {
             is_released: AtomicBool::new(false),
         });
         self.state.lock().files.insert(number, Arc::clone(&spooled));
-        promise.keep();
         Ok(spooled)
     }
 
-    /// Dropped, it leaves a file of the name `unfinished`, or nothing, or the whole object.
-    async fn write(
-        &self,
-        unfinished: &Path,
-        path: &Path,
-        parts: &[Bytes],
-    ) -> Result<(), SpoolError> {
-        let written = self.disk.write_new(unfinished, parts).await;
-        written.map_err(|error| SpoolError::disk(unfinished, error))?;
-        let renamed = self.disk.rename(unfinished, path).await;
-        renamed.map_err(|error| SpoolError::disk(path, error))?;
-        let named = self.disk.sync_directory(&self.directory).await;
-        named.map_err(|error| SpoolError::disk(&self.directory, error))
-    }
-
-    fn promise(&self, bytes: u64) -> Result<(u64, Promise<'_>), SpoolError> {
+    /// Reserves room for a file, and returns its number.
+    fn reserve(&self, bytes: u64) -> Result<u64, SpoolError> {
         let mut state = self.state.lock();
         match &state.rest {
             Rest::Forever(error) => return Err(error.clone()),
@@ -282,12 +270,18 @@ impl Spool {
         state.used += bytes;
         let number = state.next;
         state.next += 1;
-        let promise = Promise {
-            spool: self,
-            bytes,
-            is_kept: false,
-        };
-        Ok((number, promise))
+        Ok(number)
+    }
+
+    /// Removes the files of dropped calls of [`Spool::put`], after waiting for the disk. Dropped, it
+    /// leaves the rest to the next call.
+    async fn remove_dropped(&self) {
+        loop {
+            let Some(draft) = self.state.lock().dropped.pop() else {
+                return;
+            };
+            Writing::new(self, draft).removed().await;
+        }
     }
 
     fn full(&self) -> SpoolError {
@@ -315,6 +309,7 @@ impl Spool {
         let bytes = length + file::TRAILER_BYTES as u64;
         let mut changed = self.changed.subscribe();
         loop {
+            self.remove_dropped().await;
             let rest = {
                 let state = self.state.lock();
                 match &state.rest {
@@ -361,6 +356,7 @@ impl Spool {
     /// Removes the files of released objects that have no reader. Dropped, it leaves the rest to
     /// the next call.
     pub async fn sweep(&self) {
+        self.remove_dropped().await;
         let _turn = self.sweeping.lock().await;
         let gone: Vec<(u64, Arc<Spooled>)> = {
             let state = self.state.lock();
@@ -414,23 +410,63 @@ impl Spool {
     }
 }
 
-/// Reserved room that is freed unless it is used.
-struct Promise<'a> {
+/// A file that is being written, and the room that is reserved for it. Dropped before the disk has
+/// answered, it leaves both to [`Spool::remove_dropped`].
+struct Writing<'a> {
     spool: &'a Spool,
-    bytes: u64,
-    is_kept: bool,
+    /// `None` once the file is whole, or gone.
+    draft: Option<Draft>,
 }
 
-impl Promise<'_> {
-    fn keep(mut self) {
-        self.is_kept = true;
+impl<'a> Writing<'a> {
+    fn new(spool: &'a Spool, draft: Draft) -> Self {
+        let draft = Some(draft);
+        Self { spool, draft }
+    }
+
+    /// Waits until the file survives a power loss. The room then belongs to the file.
+    async fn written(mut self) -> Result<(), SpoolError> {
+        self.write().await?;
+        self.draft = None;
+        Ok(())
+    }
+
+    /// Waits for the disk, removes the file, and frees the room.
+    async fn removed(mut self) {
+        if self.write().await.is_ok() {
+            self.remove().await;
+        }
+    }
+
+    async fn write(&mut self) -> Result<(), SpoolError> {
+        let Some(draft) = &mut self.draft else {
+            return Ok(());
+        };
+        let Err((path, error)) = draft.write().await else {
+            return Ok(());
+        };
+        let error = SpoolError::disk(&path, error);
+        self.spool.distrust(&error);
+        self.remove().await;
+        Err(error)
+    }
+
+    async fn remove(&mut self) {
+        let Some(draft) = &mut self.draft else {
+            return;
+        };
+        draft.remove().await;
+        self.spool.state.lock().used -= draft.bytes();
+        self.draft = None;
+        self.spool.changed.send_replace(());
     }
 }
 
-impl Drop for Promise<'_> {
+impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        if !self.is_kept {
-            self.spool.state.lock().used -= self.bytes;
+        if let Some(draft) = self.draft.take() {
+            self.spool.state.lock().dropped.push(draft);
+            // Waiters for room remove it.
             self.spool.changed.send_replace(());
         }
     }

@@ -1,5 +1,7 @@
 //! The spool on a disk that loses, tears, fills and fails.
 
+mod dropped;
+
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::pin;

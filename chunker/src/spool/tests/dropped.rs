@@ -1,0 +1,90 @@
+//! Puts that are dropped before the disk has answered.
+
+use super::*;
+
+/// Polls a put `looks` times, and drops it. Returns whether it has ended, and so keeps its object.
+async fn put_and_leave(spool: &Spool, key: &str, looks: usize) -> Option<Arc<Spooled>> {
+    let body = [noise(1, 9_000)];
+    let mut put = pin!(spool.put(key, &body));
+    for _ in 0..looks {
+        let look = std::future::poll_fn(|context| Poll::Ready(put.as_mut().poll(context)));
+        if let Poll::Ready(kept) = look.await {
+            return Some(kept.expect("fits"));
+        }
+    }
+    None
+}
+
+#[test]
+fn a_dropped_put_leaves_nothing() {
+    run(async {
+        let mut dropped = 0;
+        for looks in 0..20 {
+            let disk = SimulatedDisk::new();
+            let spool = create(&disk, 1).await;
+            if let Some(kept) = put_and_leave(&spool, "data/00/a", looks).await {
+                spool.release(&kept);
+            } else {
+                dropped += 1;
+            }
+            assert_eq!(spool.end().await, SpoolUsage::default(), "{looks} looks");
+            let left = disk.paths();
+            assert!(
+                !left.iter().any(|path| path.starts_with(spool.directory())),
+                "{looks} looks leave {left:?}"
+            );
+        }
+        assert!((3..20).contains(&dropped), "{dropped} were dropped");
+    });
+}
+
+#[test]
+fn the_room_of_dropped_puts_comes_back() {
+    run(async {
+        let disk = SimulatedDisk::new();
+        let spool = create(&disk, 1).await;
+        let body = [noise(1, 9_000)];
+        for number in 0..10 {
+            let key = format!("data/00/{number:x}");
+            assert!(put_and_leave(&spool, &key, 1).await.is_none());
+            assert!(put_and_leave(&spool, &key, 1).await.is_none());
+            // Nothing but this waiter knows of them.
+            spool.room(9_000).await;
+        }
+        let first = spool.put("data/00/e", &body).await.expect("fits");
+        let second = spool.put("data/00/f", &body).await.expect("fits");
+        assert_eq!(spool.usage().files, 2);
+        assert_eq!(first.read().await.expect("reads"), body[0]);
+        assert_eq!(second.read().await.expect("reads"), body[0]);
+    });
+}
+
+#[test]
+fn a_dropped_put_that_fails_ends_the_spool_too() {
+    run(async {
+        let disk = SimulatedDisk::new();
+        let spool = create(&disk, 1).await;
+        disk.fail(DiskOperation::Flush, 1, io::ErrorKind::Other);
+        assert!(put_and_leave(&spool, "data/00/a", 1).await.is_none());
+        spool.sweep().await;
+        assert!(spool.failure().is_some());
+        let refused = spool.put("data/00/b", &[noise(1, 10)]).await;
+        assert!(matches!(refused, Err(SpoolError::Disk { .. })));
+    });
+}
+
+#[tokio::test]
+async fn the_real_disk_writes_nothing_after_the_end() {
+    let place = tempfile::tempdir().expect("a directory");
+    for session in 0..20 {
+        let disk: Arc<dyn Disk> = Arc::new(SystemDisk);
+        let spool = Spool::create(disk, place.path(), session, 1 << 20).await;
+        let spool = spool.expect("is made");
+        if let Some(kept) = put_and_leave(&spool, "data/00/a", 1).await {
+            spool.release(&kept);
+        }
+        assert_eq!(spool.end().await, SpoolUsage::default());
+        let left = std::fs::read_dir(place.path()).expect("lists").count();
+        assert_eq!(left, 0, "session {session}");
+    }
+}

@@ -17,6 +17,7 @@ use crate::cli::snapshots::columns;
 use crate::environment::Environment;
 use crate::root::error::RootError;
 use crate::root::key_change::{ADD, KeyChange, KeyEntry, PASSWD, REMOVE, ROTATION};
+use crate::root::passed_over::PassedOver;
 use crate::root::rotation::{self, RotationParts};
 use crate::root::slot_error::{self, SlotsError};
 use crate::root::slot_facts::SlotFacts;
@@ -411,16 +412,47 @@ async fn passwd(
     let changing = slots.change(making(&password, label, environment));
     let entry = entry(slots, access, environment, PASSWD);
     let (key, removed) = change(slots, entry, changing).await?;
+    let passed_over = slots.passed_over();
+    let not_tried = passed_over.named().iter();
+    let not_tried = not_tried.map(|(key, why)| json!({ "key": key.to_string(), "reason": why }));
     let answer = json!({
         "key": key.to_string(),
         "removed": removed.iter().map(SlotName::to_string).collect::<Vec<_>>(),
+        "not_tried": not_tried.collect::<Vec<_>>(),
+        "not_tried_count": passed_over.count(),
     });
+    if let Some(warning) = still_opening(passed_over) {
+        output.warning(warning);
+    }
     output.result(&answer, || {
         format!("changed the password: key {key} replaces {}", {
             let names: Vec<String> = removed.iter().map(SlotName::to_string).collect();
             names.join(", ")
         })
     })
+}
+
+/// Warns of keys that the old password may still open.
+fn still_opening(passed_over: &PassedOver) -> Option<String> {
+    let count = passed_over.count();
+    let keys = match count {
+        0 => return None,
+        1 => "1 key was".to_owned(),
+        _ => format!("{count} keys were"),
+    };
+    let mut named: Vec<String> = passed_over
+        .named()
+        .iter()
+        .map(|(_, why)| why.clone())
+        .collect();
+    if named.len() < count {
+        named.push(format!("{} more", count - named.len()));
+    }
+    let named = named.join("; ");
+    Some(format!(
+        "{keys} not tried: {named}. The old password still opens any of them that was made for it. \
+         Repeat the command by the old password once they can be read"
+    ))
 }
 
 async fn rotate(

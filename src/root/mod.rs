@@ -80,6 +80,7 @@ pub mod lists;
 pub mod lock_rule;
 pub mod memory;
 pub mod padding;
+pub mod passed_over;
 mod patient_reads;
 pub mod put_back;
 pub mod reading;

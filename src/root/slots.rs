@@ -9,6 +9,7 @@
 use super::choice::{KeyChoice, KnownSlot};
 use super::error::{RootError, of_slot, unopenable};
 use super::force::{Force, RootHeader, changed_epoch, no_such_epoch, root_header};
+use super::passed_over::PassedOver;
 use super::refusal::Refusal;
 use super::repository::read_config;
 use super::retry::random;
@@ -54,6 +55,7 @@ pub struct Slots {
     pub(super) foreign: Vec<SlotName>,
     /// Keys of objects below `keys/` whose names are no slot names.
     strays: Vec<String>,
+    passed_over: PassedOver,
     /// True if a root verified with the keyring.
     pub(super) is_confirmed: bool,
     /// The header of the root that the slots were compared with; `None` if there was no root.
@@ -158,6 +160,8 @@ impl Slots {
         if is_confirmed {
             choice.remember(repository, own).await;
         }
+        let mut passed_over = found.passed_over;
+        passed_over.extend(&trials.passed_over);
         let mut slots = Slots {
             store,
             entropy,
@@ -169,6 +173,7 @@ impl Slots {
             pending: Vec::new(),
             foreign: Vec::new(),
             strays,
+            passed_over,
             is_confirmed,
             judged_by: header,
         };
@@ -193,6 +198,11 @@ impl Slots {
             }
         }
         self.found.sort_by_key(|slot| (slot.created_s, slot.name));
+    }
+
+    /// Returns the slots that the password was not tried on. It may open them.
+    pub fn passed_over(&self) -> &PassedOver {
+        &self.passed_over
     }
 
     /// Returns all slots that can be read, oldest first.

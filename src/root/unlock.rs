@@ -22,6 +22,7 @@ use super::choice::{KeyChoice, KnownSlot};
 use super::error::{RootError, of_slot, unopenable};
 use super::force::{Force, RootHeader, changed_epoch, no_such_epoch, root_header};
 use super::listing::Pages;
+use super::passed_over::PassedOver;
 use bkfs_chunker::crypto::{
     Config, Header, Keyring, OpenError, RepositoryId, Slot, SlotCost, SlotError, SlotName,
     Statement, Unwrapped,
@@ -56,6 +57,8 @@ pub(super) struct FoundSlots {
     pub(super) slots: Vec<(SlotName, Slot)>,
     /// Damage of one of the others.
     pub(super) damaged: Option<RootError>,
+    /// The others that are slots by their names.
+    pub(super) passed_over: PassedOver,
     /// Keys of objects without a slot's name, at most [`STRAYS_MAX`].
     pub(super) strays: Vec<String>,
     /// How many exceed the bounds and were not read; unlisted ones count as one.
@@ -67,6 +70,16 @@ impl FoundSlots {
     /// states is damaged: a rotation writes its slot before its root.
     pub(super) fn may_have_epoch(&self, epoch: u32) -> bool {
         self.unread > 0 || self.slots.iter().any(|(_, slot)| slot.may_be_of(epoch))
+    }
+
+    fn refuse(&mut self, name: SlotName, error: RootError) {
+        self.passed_over.add(name, &error);
+        self.damaged = Some(error);
+    }
+
+    fn leave_unread(&mut self, count: usize) {
+        self.passed_over.add_unnamed(count);
+        self.unread += count;
     }
 
     /// Moves `first` before all others.
@@ -197,7 +210,7 @@ pub(super) async fn find_slots(
             Ok(Some(Ok(slot))) => found.slots.push((name, slot)),
             // Removed since the listing; or the remains of an overtaken creation.
             Ok(None | Some(Err(OpenError::WrongRepository { .. }))) => {}
-            Ok(Some(Err(source))) => found.damaged = Some(unopenable(&name.key(), source)),
+            Ok(Some(Err(source))) => found.refuse(name, unopenable(&name.key(), source)),
             // A slot that the store refuses to return does not block the others.
             Err(RootError::Store(error))
                 if matches!(
@@ -205,7 +218,7 @@ pub(super) async fn find_slots(
                     StoreErrorKind::Invalid | StoreErrorKind::Denied
                 ) =>
             {
-                found.damaged = Some(error.into());
+                found.refuse(name, error.into());
             }
             Err(error) => return Err(error),
         }
@@ -234,22 +247,22 @@ async fn candidates(
     while let Some(page) = pages.next(store).await? {
         listed += page.len();
         for info in page {
-            if SlotName::from_key(&info.key).is_none() {
+            let Some(name) = SlotName::from_key(&info.key) else {
                 if found.strays.len() < STRAYS_MAX {
                     found.strays.push(info.key);
                 }
                 continue;
-            }
+            };
             match (Slot::OBJECT_LEN_MIN..=Slot::OBJECT_LEN_MAX).contains(&info.size) {
                 true => candidates.push(info),
-                false => found.damaged = Some(unopenable(&info.key, NO_SLOT)),
+                false => found.refuse(name, unopenable(&info.key, NO_SLOT)),
             }
         }
         if listed >= LISTED_MAX && !pages.is_over() {
             tracing::warn!(
                 "more than {LISTED_MAX} objects lie below keys/: the others are not looked at"
             );
-            found.unread += 1;
+            found.leave_unread(1);
             break;
         }
     }
@@ -260,7 +273,7 @@ async fn candidates(
     });
     let kept = total.take_while(|total| *total <= READ_BYTES_MAX).count();
     let kept = kept.min(READS_MAX);
-    found.unread += candidates.len() - kept;
+    found.leave_unread(candidates.len() - kept);
     candidates.truncate(kept);
     Ok(candidates)
 }
@@ -273,6 +286,8 @@ pub(super) struct Trials<'a> {
     /// Results by the slot's fingerprint; `None` for slots that did not open.
     tried: HashMap<[u8; 32], Option<Unwrapped>>,
     untried: usize,
+    /// The slots that it was not tried on, or that hold no keys.
+    pub(super) passed_over: PassedOver,
     is_wrong: bool,
     /// Error of a slot that the password fits but that holds no keys, or that this machine cannot
     /// try.
@@ -295,6 +310,7 @@ impl<'a> Trials<'a> {
             work,
             tried: HashMap::new(),
             untried: 0,
+            passed_over: PassedOver::default(),
             is_wrong: false,
             broken: None,
             damaged: None,
@@ -316,7 +332,9 @@ impl<'a> Trials<'a> {
         match config.unlock(secrets) {
             Ok(keyring) => Some((keyring, statement)),
             Err(source) => {
-                self.contradicted = Some(unopenable(Config::KEY, source));
+                let error = unopenable(Config::KEY, source);
+                self.passed_over.add(name, &error);
+                self.contradicted = Some(error);
                 None
             }
         }
@@ -331,6 +349,7 @@ impl<'a> Trials<'a> {
         let is_tried = slot.cost().is_reasonable() && !self.password.is_empty();
         if is_tried && work > self.work {
             self.untried += 1;
+            self.passed_over.add(name, "trying it would cost too much");
             return None;
         }
         if is_tried {
@@ -343,9 +362,15 @@ impl<'a> Trials<'a> {
             }
             Err(SlotError::WrongPassword | SlotError::EmptyPassword) => self.is_wrong = true,
             Err(error @ SlotError::UnreasonableCost(_)) => {
-                self.damaged = Some(RootError::damaged(&name.key(), error));
+                let error = RootError::damaged(&name.key(), error);
+                self.passed_over.add(name, &error);
+                self.damaged = Some(error);
             }
-            Err(error) => self.broken = Some(of_slot(error, &name.key())),
+            Err(error) => {
+                let error = of_slot(error, &name.key());
+                self.passed_over.add(name, &error);
+                self.broken = Some(error);
+            }
         }
         self.tried.insert(fingerprint, None);
         None

@@ -353,6 +353,11 @@ keys_come_and_go() {
   exits 12 with first snapshots "$SEALED"
   exits 12 with first key list "$SEALED"
   exits 0 with third snapshots "$SEALED"
+  # A key that cannot be read may be one of the old password: it is named.
+  head -c 450 /dev/zero >"$SEALED/keys/00000000000000aa"
+  exits 0 with third key passwd "$SEALED" --new-password-file "$SUITE_TMP/third"
+  says '1 key was not tried.*00000000000000aa' 'old password still opens'
+  rm "$SEALED/keys/00000000000000aa"
   exits 0 with second key remove "$SEALED" "$(key_of third)"
   exits 12 with third snapshots "$SEALED"
   exits 0 with second snapshots "$SEALED"

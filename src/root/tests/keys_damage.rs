@@ -421,3 +421,43 @@ async fn objects_with_names_of_no_key_are_shown_and_removed() {
     let opened = slots(&store, "first", 4).await.expect("it opens");
     assert_eq!(opened.strays().len(), 1000);
 }
+
+#[tokio::test(start_paused = true)]
+async fn keys_that_cannot_be_read_are_named_after_a_change_of_password() {
+    let store = made().await;
+    let own = own_of(&store).await;
+    let further = add(&store, "first", "again").await;
+    let opened = slots(&store, "first", 3).await.expect("it opens");
+    assert_eq!(opened.passed_over().count(), 0);
+    let (whole, _) = store.get(&further.key()).await.expect("is there");
+    turn(&store, &further.key(), 70).await;
+    let opened = slots(&store, "first", 3)
+        .await
+        .expect("the other one opens");
+    let passed_over = opened.passed_over();
+    let [(name, reason)] = passed_over.named() else {
+        panic!("{passed_over:?}");
+    };
+    assert_eq!((*name, passed_over.count()), (further, 1));
+    assert!(reason.contains(&further.key()), "{reason}");
+    let (_, old) = opened
+        .change(making("third", "three"))
+        .await
+        .expect("changed");
+    assert_eq!(old, [own]);
+    // What the warning is about.
+    put(&store, &further.key(), whole).await;
+    slots(&store, "first", 3).await.expect("it opens as before");
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_many_keys_that_cannot_be_read_some_are_named_and_all_counted() {
+    let store = made().await;
+    for number in 0..40 {
+        let key = SlotName(number).key();
+        put(&store, &key, Bytes::from_static(&[7; 450])).await;
+    }
+    let opened = slots(&store, "first", 3).await.expect("it opens");
+    let passed_over = opened.passed_over();
+    assert_eq!((passed_over.named().len(), passed_over.count()), (16, 40));
+}

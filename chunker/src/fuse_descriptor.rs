@@ -35,8 +35,32 @@ fn is_within(descriptor: &Descriptor, fingerprints: usize) -> bool {
     let segment = u64::from(descriptor.segment_length);
     let first = u64::from(descriptor.segment_count_length);
     segment.is_power_of_two()
+        && first > 0
         && u64::from(descriptor.segment_length_mask) == segment - 1
         && first.is_multiple_of(segment)
         && first + 2 * segment == fingerprints as u64
         && u32::try_from(fingerprints).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bytes of a filter with these segments, and of its fingerprints.
+    fn filter(segment: u32, all_but_two: u32, fingerprints: usize) -> Vec<u8> {
+        let mut bytes = vec![0; 8];
+        for length in [segment, segment.wrapping_sub(1), all_but_two] {
+            bytes.extend_from_slice(&length.to_le_bytes());
+        }
+        bytes.resize(bytes.len() + fingerprints, 0);
+        bytes
+    }
+
+    #[test]
+    fn a_filter_has_a_segment_before_the_last_two() {
+        assert!(split(&filter(4, 4, 12), 1).is_some());
+        // The third position of a query would lie behind the end.
+        assert!(split(&filter(4, 0, 8), 1).is_none());
+        assert!(split(&filter(0, 0, 0), 1).is_none());
+    }
 }

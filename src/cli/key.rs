@@ -339,10 +339,11 @@ fn entry<'a>(
 async fn change<T>(
     slots: &Slots,
     entry: KeyEntry<'_>,
-    work: impl Future<Output = Result<T, SlotsError>>,
+    work: impl AsyncFnOnce(&KeyChange<'_>) -> Result<T, SlotsError>,
 ) -> Result<T, Failure> {
     let change = KeyChange::begin(slots, &entry).await.map_err(failure)?;
-    change.end(work.await).await.map_err(failure)
+    let changed = work(&change).await;
+    change.end(changed).await.map_err(failure)
 }
 
 async fn add(
@@ -355,9 +356,9 @@ async fn add(
 ) -> Result<(), Failure> {
     let password = action.new.get(global)?;
     let label = action.label.as_deref().unwrap_or(&environment.process.host);
-    let adding = slots.add(making(&password, label, environment));
+    let making = making(&password, label, environment);
     let entry = entry(slots, access, environment, ADD);
-    let key = change(slots, entry, adding).await?;
+    let key = change(slots, entry, async |_| slots.add(making).await).await?;
     let answer = json!({ "key": key.to_string(), "label": label });
     output.result(&answer, || format!("added key {key} ({label})"))
 }
@@ -381,9 +382,12 @@ async fn remove(
     strays.sort();
     strays.dedup();
     if !keys.is_empty() {
-        let removing = slots.remove(&keys, action.give_up, environment.now());
+        let (gives_up, now) = (action.give_up, environment.now());
         let entry = entry(slots, access, environment, REMOVE);
-        change(slots, entry, removing).await?;
+        change(slots, entry, async |change| {
+            slots.remove(&keys, gives_up, now, Some(change)).await
+        })
+        .await?;
     }
     for key in keys {
         let answer = json!({ "removed": key.to_string() });
@@ -409,9 +413,12 @@ async fn passwd(
     let password = action.new.get(global)?;
     let own: Vec<&SlotFacts> = slots.list().iter().filter(|slot| slot.is_own).collect();
     let label = own.first().map_or("", |slot| slot.label.as_str());
-    let changing = slots.change(making(&password, label, environment));
+    let making = making(&password, label, environment);
     let entry = entry(slots, access, environment, PASSWD);
-    let (key, removed) = change(slots, entry, changing).await?;
+    let (key, removed) = change(slots, entry, async |change| {
+        slots.change(making, Some(change)).await
+    })
+    .await?;
     let passed_over = slots.passed_over();
     let not_tried = passed_over.named().iter();
     let not_tried = not_tried.map(|(key, why)| json!({ "key": key.to_string(), "reason": why }));

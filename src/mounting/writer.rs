@@ -56,7 +56,8 @@ struct Tasks {
     volume: Arc<Volume>,
     stop: Option<oneshot::Sender<()>>,
     committer: JoinHandle<Result<CommitOutcome, VolumeError>>,
-    journaler: Option<JoinHandle<()>>,
+    /// What stops the journaler, and its task.
+    journaler: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     journals: Arc<JournalWriter>,
     spool: Option<Arc<Spool>>,
     _background: [Ended; 2],
@@ -329,14 +330,22 @@ impl Writing {
             volume,
             stop: Some(stop),
             committer,
-            journaler: journaler
-                .map(|journaler| tokio::spawn(journaler.locally(self.is_local).run())),
+            journaler: journaler.map(|journaler| start(journaler.locally(self.is_local))),
             journals,
             spool,
             _background: [told, Ended(tokio::spawn(base.run()))],
         };
         Ok((live, tasks))
     }
+}
+
+/// Starts the task of a journaler. It ends when the sender is dropped.
+fn start(journaler: JournalTask) -> (oneshot::Sender<()>, JoinHandle<()>) {
+    let (stop, stopped) = oneshot::channel();
+    let run = journaler.run(async {
+        let _ = stopped.await;
+    });
+    (stop, tokio::spawn(run))
 }
 
 /// Logs how many spools of ended sessions may hold data that is in no bucket.
@@ -442,10 +451,9 @@ impl Tasks {
     /// Ends the task that writes journals by itself. When this returns, the files that it was about
     /// to describe are in the volume again.
     async fn end_journaler(&mut self) {
-        if let Some(journaler) = &mut self.journaler {
-            journaler.abort();
+        if let Some((stop, journaler)) = self.journaler.take() {
+            drop(stop);
             let _ = journaler.await;
-            self.journaler = None;
         }
     }
 

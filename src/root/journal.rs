@@ -22,7 +22,7 @@
 //! (`mounting::base`). The names of foreign packs in a journal are hints: a new holder that replays
 //! the journal looks up each reference.
 
-use super::error::{ErrorKind, RootError};
+use super::error::RootError;
 use super::handle::RootHandle;
 pub use super::journal_entry::JournalEntry;
 pub(crate) use super::journal_entry::prefix;
@@ -42,6 +42,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// The longest time that a commit waits for a journal upload in progress before it drops covered
 /// journals from the spool.
@@ -95,10 +96,6 @@ struct Numbers {
     /// read of the root shows the volume as held: otherwise they may have arrived too late for a new
     /// holder. Those in memory can still be spooled.
     unconfirmed: Vec<Pending>,
-    /// `bare` counts the journals that were only in memory when they arrived in the bucket.
-    /// `bare_in_time` is that count as of the last read of the root that showed the volume as held.
-    bare: u64,
-    bare_in_time: u64,
     /// Journals in the bucket: key, and last operation.
     there: VecDeque<(String, u64)>,
     /// The last operation that a commit covers.
@@ -240,13 +237,12 @@ impl JournalWriter {
         let spool = self.spool.as_ref().ok_or_else(absent)?;
         let _turn = self.keeping.lock().await;
         // Those that are nowhere else do not wait for room for those that are in the bucket.
-        let arrived = self.put_arrived(spool).await;
+        if let Err(error) = self.put_arrived(spool).await {
+            tracing::debug!(%error, "what is in the bucket is kept last");
+        }
         // The state is not locked while waiting for the spool: the tasks that make room in the spool
-        // need it.
-        let next = || {
-            let waiting = self.first_waiting();
-            waiting.or_else(|| self.first_arrived().filter(|_| arrived.is_err()))
-        };
+        // need it. Entries that wait may arrive meanwhile.
+        let next = || self.first_waiting().or_else(|| self.first_arrived());
         while let Some((pending, bytes)) = next() {
             let kept = self.put(spool, &pending.key, &bytes).await;
             let kept = kept.map_err(ContentError::from)?;
@@ -329,16 +325,16 @@ impl JournalWriter {
         key: &str,
         bytes: &Bytes,
     ) -> Result<Arc<Spooled>, SpoolError> {
+        let patience = self.handle.policy().stall_timeout;
+        let mut end = None;
         loop {
             let full = match spool.put(key, std::slice::from_ref(bytes)).await {
-                Err(error @ SpoolError::Full { .. }) => error,
+                Err(error) if error.is_full() => error,
                 other => return other,
             };
+            let end = *end.get_or_insert_with(|| Instant::now() + patience);
             let room = spool.room(bytes.len() as u64);
-            let patience = self.handle.policy().stall_timeout;
-            tokio::time::timeout(patience, room)
-                .await
-                .map_err(|_| full)?;
+            tokio::time::timeout_at(end, room).await.map_err(|_| full)?;
         }
     }
 
@@ -366,26 +362,37 @@ impl JournalWriter {
     /// [`RootError::Refused`] with [`Refusal::Fenced`] if the session does not hold the volume; the
     /// errors of [`RootHandle::refresh`].
     pub async fn confirm(&self) -> Result<(), RootError> {
-        let (bare, arrived) = {
+        let arrived = {
             let state = self.state.lock();
-            let arrived = state.unconfirmed.iter().map(|pending| pending.number);
-            (state.bare, arrived.max())
+            state.unconfirmed.iter().map(|pending| pending.number).max()
         };
         let view = self.handle.refresh().await?;
         view.root.require_holder(self.session, &self.volume)?;
         let mut state = self.state.lock();
-        state.bare_in_time = state.bare_in_time.max(bare);
         let is_in_time =
             |pending: &Pending| pending.in_memory().is_some() && Some(pending.number) <= arrived;
         state.unconfirmed.retain(|pending| !is_in_time(pending));
         Ok(())
     }
 
-    /// Returns whether every journal that went to the bucket from memory alone is known to have
-    /// arrived while the session held the volume.
+    /// Returns whether every journal that went to the bucket from memory is in the spool too, covered
+    /// by a commit, or known to have arrived while the session held the volume. Only for a writer
+    /// with a spool.
     pub fn is_in_time(&self) -> bool {
+        self.first_arrived().is_none()
+    }
+
+    /// Returns whether memory has no room for further journals that are not known to have arrived in
+    /// time.
+    pub fn is_overfull(&self) -> bool {
+        self.unconfirmed_bytes() > UNCONFIRMED_BYTES_MAX
+    }
+
+    /// Returns the number of bytes of the unconfirmed journals in memory.
+    fn unconfirmed_bytes(&self) -> usize {
         let state = self.state.lock();
-        state.bare_in_time == state.bare
+        let in_memory = state.unconfirmed.iter().filter_map(Pending::in_memory);
+        in_memory.map(Bytes::len).sum()
     }
 
     /// Returns the number of the last journal that a commit up to `operation` (inclusive) contains
@@ -509,8 +516,6 @@ impl JournalWriter {
             let mut state = self.state.lock();
             let front = state.pending.pop_front();
             state.there.push_back((pending.key, pending.last));
-            let is_bare = |pending: &Pending| pending.in_memory().is_some();
-            state.bare += u64::from(front.as_ref().is_some_and(is_bare));
             state.unconfirmed.extend(front.filter(|_| self.has_spool()));
         }
     }
@@ -518,17 +523,17 @@ impl JournalWriter {
     /// Removes from the spool the entries that have arrived in time. Those in memory wait for
     /// another reason to read the root, unless they are many bytes.
     async fn settle_kept(&self) -> Result<(), RootError> {
-        let (bytes, is_spooled) = {
+        let bytes = self.unconfirmed_bytes();
+        let is_spooled = {
             let state = self.state.lock();
-            let in_memory = state.unconfirmed.iter().map(Pending::in_memory);
-            let bytes: usize = in_memory.clone().flatten().map(Bytes::len).sum();
-            (bytes, in_memory.into_iter().any(|bytes| bytes.is_none()))
+            let mut arrived = state.unconfirmed.iter();
+            arrived.any(|pending| pending.in_memory().is_none())
         };
         if !is_spooled && bytes <= UNCONFIRMED_BYTES_MAX {
             return Ok(());
         }
         match self.confirm().await {
-            Err(error) if error.kind() != ErrorKind::Fenced && bytes > UNCONFIRMED_BYTES_MAX => {
+            Err(error) if !error.ends_session() && bytes > UNCONFIRMED_BYTES_MAX => {
                 // Memory is short of room; the spool may have some.
                 let kept = match (self.keeping.try_lock(), &self.spool) {
                     (Ok(_turn), Some(spool)) => self.put_arrived(spool).await.is_ok(),

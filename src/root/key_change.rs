@@ -176,7 +176,10 @@ impl<'a> KeyChange<'a> {
     }
 
     /// Checks with a read of the root that the session stands in it, or that there is still none.
-    async fn require_standing(&self) -> Result<(), SlotsError> {
+    ///
+    /// # Errors
+    /// [`SlotsError::Unconfirmed`]; [`SlotsError::Rotated`].
+    pub(super) async fn require_standing(&self) -> Result<(), SlotsError> {
         let unconfirmed = |reason: String| Err(SlotsError::Unconfirmed { reason });
         let Some((handle, session)) = &self.standing else {
             let keyring = self.slots.keyring().clone();

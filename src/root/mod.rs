@@ -78,6 +78,7 @@ pub mod key_change;
 pub mod listing;
 pub mod lists;
 pub mod lock_rule;
+mod loss;
 pub mod memory;
 pub mod padding;
 pub mod passed_over;

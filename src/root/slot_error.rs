@@ -74,6 +74,14 @@ pub enum SlotsError {
         /// Why it is not known.
         reason: String,
     },
+    /// Another program may have changed keys meanwhile, so no key was removed.
+    #[error("no key was removed: {}", overtaken(reason, *copy))]
+    Overtaken {
+        /// Why the change does not go on.
+        reason: Box<SlotsError>,
+        /// A copy of the own slot that could not be deleted.
+        copy: Option<SlotName>,
+    },
     /// The master key was rotated, and it is not known which keys are there.
     #[error(
         "the master key was rotated, but it is not known which keys are there: {reason}; check the \
@@ -169,5 +177,20 @@ impl fmt::Display for Lost {
                 )
             }
         }
+    }
+}
+
+/// Says why a change of keys does not go on, and what it left.
+fn overtaken(reason: &SlotsError, copy: Option<SlotName>) -> String {
+    let reason = match reason {
+        SlotsError::Unconfirmed { reason } => reason.clone(),
+        other => other.to_string(),
+    };
+    match copy {
+        None => format!("{reason}; check the keys (bkfs key list), and repeat the command"),
+        Some(copy) => format!(
+            "{reason}; key {copy}, a copy of the key of the given password, could not be taken \
+             back: remove it (bkfs key remove) if that password was changed"
+        ),
     }
 }

@@ -3,10 +3,11 @@
 //! Owns which slots may be removed, and the steps. [`super::slots`] reads and adds slots.
 //!
 //! Slots are created under names that are never used again, and deleted; two concurrent removals
-//! have no order. A removal holds the password of another slot, its *own*. It has four steps: a
-//! copy of its own slot under a new name; the deletion; a look whether its own slot is still there;
-//! and only if so, the deletion of the copy. Of several removals that remove each other's slots,
-//! the one with the last deletion saw its own slot after all deletions, or keeps its copy.
+//! have no order. A removal holds the password of another slot, its *own*. It has five steps: a
+//! copy of its own slot under a new name; a look whether its session stands in the root, and if
+//! not, the deletion of the copy and no more; the deletion; a look whether its own slot is still
+//! there; and only if so, the deletion of the copy. Of several removals that remove each other's
+//! slots, the one with the last deletion saw its own slot after all deletions, or keeps its copy.
 //!
 //! Several slots that are removed together share one copy.
 //!
@@ -26,6 +27,7 @@
 
 use super::error::{RootError, unopenable};
 use super::force::{Force, changed_epoch, root_header};
+use super::key_change::KeyChange;
 use super::patient_reads::PatientReads;
 use super::put_back::Kept;
 use super::refusal::Refusal;
@@ -42,7 +44,8 @@ use std::collections::HashSet;
 impl Slots {
     /// Removes slots other than the one in force that the password opens. With `gives_up` also
     /// those that may hold a master key which no other slot holds. Each of these is put back if the
-    /// root changed and is not sealed under the password's own master key.
+    /// root changed and is not sealed under the password's own master key. `change` is the change of
+    /// keys that this belongs to; `None` where none can stand in the root.
     ///
     /// A future that is dropped has removed some of them, may leave a copy of the own slot, and
     /// leaves the given-up slots in files on this machine ([`super::put_back`]).
@@ -52,6 +55,7 @@ impl Slots {
     /// - [`SlotsError::Unfinished`], [`SlotsError::Foreign`] without `gives_up`.
     /// - [`SlotsError::Ambiguous`] if one of them is absent.
     /// - [`SlotsError::Rotated`].
+    /// - [`SlotsError::Overtaken`] if `change` does not stand in the root any more.
     /// - [`SlotsError::Interrupted`] if some were removed before the error, also before
     ///   [`SlotsError::Rotated`].
     /// - Store errors.
@@ -60,6 +64,7 @@ impl Slots {
         slots: &[SlotName],
         gives_up: bool,
         clock: Timestamp,
+        change: Option<&KeyChange<'_>>,
     ) -> Result<(), SlotsError> {
         let (mut given_up, mut unfinished) = (Vec::new(), HashSet::new());
         for slot in slots {
@@ -80,7 +85,7 @@ impl Slots {
         self.require_unrotated().await?;
         let kept = self.keep(&given_up).await?;
         let making = self.making_like(own, clock);
-        let removal = self.remove_with_copy(slots, own.name, making).await;
+        let removal = self.remove_with_copy(slots, own.name, making, change).await;
         let stands = match kept.is_empty() {
             true => self.require_unrotated().await,
             false => self.require_needless(&kept).await,
@@ -234,7 +239,7 @@ impl Slots {
 
     /// Replaces all slots that the password opens by a new one; afterwards the password opens none.
     /// Returns the new slot and those that it replaced. Slots of other passwords, however many,
-    /// change nothing of that.
+    /// change nothing of that. `change` is as for [`Slots::remove`].
     ///
     /// A future that is dropped leaves both passwords working, or only the new one.
     ///
@@ -243,9 +248,11 @@ impl Slots {
     /// the password came after the slots were read; as [`Self::add`], without its bound.
     /// [`SlotsError::Rotated`] if a rotation by the old password was made meanwhile, so that the
     /// new slot opens nothing; within [`SlotsError::Interrupted`] if old slots were removed.
+    /// [`SlotsError::Overtaken`] as for [`Slots::remove`]; both passwords work then.
     pub async fn change(
         &self,
         making: Making<'_>,
+        change: Option<&KeyChange<'_>>,
     ) -> Result<(SlotName, Vec<SlotName>), SlotsError> {
         if let Some((known, _)) = self.pending.first() {
             return Err(SlotsError::Unfinished { slot: known.name });
@@ -257,7 +264,7 @@ impl Slots {
         let new = self.add_surely(making).await?;
         let own = self.found.iter().filter(|slot| slot.is_own);
         let old: Vec<SlotName> = own.map(|slot| slot.name).collect();
-        let removal = self.remove_with_copy(&old, new.name, making).await;
+        let removal = self.remove_with_copy(&old, new.name, making, change).await;
         removal.end(self.require_unrotated().await)?;
         self.remember(new).await;
         Ok((new.name, old))
@@ -278,14 +285,14 @@ impl Slots {
         }
     }
 
-    /// Runs the four steps of the module header. `making` makes a copy of `own`. If one deletion
-    /// fails, the others are tried and the copy stays, since the failed deletion may still be
-    /// carried out.
+    /// Runs the steps of the module header. `making` makes a copy of `own`. If one deletion fails,
+    /// the others are tried and the copy stays, since the failed deletion may still be carried out.
     async fn remove_with_copy(
         &self,
         slots: &[SlotName],
         own: SlotName,
         making: Making<'_>,
+        change: Option<&KeyChange<'_>>,
     ) -> Removal {
         let mut removal = Removal::default();
         let copy = match self.put(making, self.keyring.secrets()).await {
@@ -295,6 +302,10 @@ impl Slots {
                 return removal;
             }
         };
+        if let Err(error) = self.require_change(change, copy).await {
+            removal.failed = Some(error);
+            return removal;
+        }
         for slot in slots {
             match self.store.delete(&slot.key()).await {
                 Ok(()) => removal.removed.push(*slot),
@@ -309,6 +320,30 @@ impl Slots {
             removal.failed = self.drop_copy(own, copy).await.err().map(SlotsError::from);
         }
         removal
+    }
+
+    /// Checks that the change stands in the root once the copy is there; otherwise deletes the copy.
+    /// Others may have removed the own slot since, and with it its password.
+    ///
+    /// # Errors
+    /// [`SlotsError::Overtaken`].
+    async fn require_change(
+        &self,
+        change: Option<&KeyChange<'_>>,
+        copy: SlotName,
+    ) -> Result<(), SlotsError> {
+        let Some(change) = change else {
+            return Ok(());
+        };
+        let Err(reason) = change.require_standing().await else {
+            return Ok(());
+        };
+        let copy = match self.store.delete(&copy.key()).await {
+            Ok(()) => None,
+            Err(_) => Some(copy),
+        };
+        let reason = Box::new(reason);
+        Err(SlotsError::Overtaken { reason, copy })
     }
 
     /// Deletes the copy of the own slot, unless the own slot was removed meanwhile.

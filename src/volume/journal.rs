@@ -225,11 +225,21 @@ impl JournalTask {
         self
     }
 
-    /// Serves requests until it is dropped.
+    /// Serves requests until `stop`. When this returns, no task of it works for the volume any more.
     ///
-    /// Cancel safety: dropped, it returns the changes that it took for an unwritten journal to the
-    /// layers; settled entries stay with the [`JournalWriter`].
-    pub async fn run(mut self) {
+    /// Cancel safety: stopped or dropped, it returns the changes that it took for an unwritten journal
+    /// to the layers; settled entries stay with the [`JournalWriter`]. Dropped, it does not wait for
+    /// the task that sends entries.
+    pub async fn run(mut self, stop: impl Future<Output = ()>) {
+        tokio::select! {
+            biased;
+            () = stop => {}
+            () = self.serve_all() => {}
+        }
+        self.landing.shutdown().await;
+    }
+
+    async fn serve_all(&mut self) {
         let volume = self.volume.clone();
         let mut due: Option<Instant> = None;
         loop {
@@ -334,9 +344,9 @@ impl JournalTask {
     /// Cancel safety: dropped or failed, it has acknowledged nothing.
     async fn acknowledge(&mut self) -> Result<(), VolumeError> {
         let is_kept = self.is_local && self.write_locally().await?;
-        // An entry that the spool refused earlier counts only once it is confirmed in the bucket. A
-        // later entry in the spool does not change that.
-        if is_kept && self.journal.is_in_time() {
+        // An entry that the spool refused earlier counts only once the spool has taken it, or it is
+        // confirmed in the bucket. A later entry in the spool does not change that.
+        if is_kept && (self.journal.is_in_time() || self.keeps_arrived().await) {
             return Ok(());
         }
         if !is_kept {
@@ -353,6 +363,12 @@ impl JournalTask {
             confirmed.map_err(|error| failed(&volume, error))
         };
         self.keep_meanwhile(confirmed).await
+    }
+
+    /// Returns whether the spool now has every entry that is not known to have arrived in time.
+    async fn keeps_arrived(&self) -> bool {
+        let kept = self.journal.keep_arrived().await;
+        kept.is_ok() && self.journal.is_in_time()
     }
 
     /// Writes a journal that must reach the bucket. If the store acknowledges nothing for
@@ -458,8 +474,9 @@ impl JournalTask {
         if let Some(error) = self.volume.failure() {
             return Err(error);
         }
-        // So at most one entry is in memory only, however often this fails.
-        if self.journal.is_bare() {
+        // So at most one entry is only in memory, and there is little in memory of what arrived and
+        // is not confirmed, however often this fails.
+        if self.journal.is_bare() || self.journal.is_overfull() {
             bring(&self.volume, &self.journal, aim).await?;
         }
         let taken = match self.volume.capture().await? {

@@ -25,12 +25,7 @@ pub enum RootFailure {
 impl From<RootError> for RootFailure {
     fn from(error: RootError) -> Self {
         let text = error.to_string();
-        if matches!(
-            error,
-            RootError::Rollback { .. }
-                | RootError::NotDescended { .. }
-                | RootError::NotAtomic { .. }
-        ) {
+        if error.ends_session() {
             return Self::Lost(text);
         }
         match error.kind() {

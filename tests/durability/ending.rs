@@ -181,6 +181,30 @@ fn what_arrives_too_late_for_another_holder_is_in_the_spool() {
     }
 }
 
+/// Neither can the root be read, nor does the spool take anything. Journals that arrive meanwhile
+/// stay in memory, so there must be few.
+#[test]
+fn journals_that_cannot_be_confirmed_are_few() {
+    paused(async {
+        let mut world = World::new(seconds(300)).await;
+        world.spool_bytes = 64;
+        let mount = world.mount().await;
+        let garbled = Strike::with(Fault::FlipBit(2000)).on(Operation::Get);
+        world.faults.plan(garbled.keys("root").always());
+        for number in 0..60 {
+            let name = format!("{number}");
+            let file = mount.write(&name, &noise(number, 60_000)).await;
+            mount.fsync(file).await.expect_err("not confirmed");
+        }
+        let journals = world.faults.list("journal/", None, 1000).await;
+        let bytes: u64 = journals.expect("listed").iter().map(|info| info.size).sum();
+        assert!(
+            (1 << 20..4 << 20).contains(&bytes),
+            "{bytes} bytes of journals"
+        );
+    });
+}
+
 /// After its end a mount must answer nothing that is in neither bucket nor spool.
 #[test]
 fn a_mount_that_is_closed_acknowledges_nothing() {

@@ -43,7 +43,7 @@ pub use replay::ReplayProgress;
 const LOCK: &str = "lock";
 
 /// Pause after which a full disk is tried again.
-const FULL_DISK_REST: Duration = Duration::from_secs(5);
+const FULL_DISK_REST: Duration = Duration::from_secs(1);
 
 /// How often a new directory is made again that another process took for a dead session's before it
 /// was locked.
@@ -111,6 +111,11 @@ impl SpoolError {
     /// Whether there is no such file or directory.
     fn is_absence(&self) -> bool {
         matches!(self, Self::Disk { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
+    /// Whether the spool or its disk may have room later.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Full { .. }) || self.is_full_disk()
     }
 
     /// Whether the disk may have room later.

@@ -347,3 +347,73 @@ async fn an_entry_that_was_given_up_on_is_neither_lost_nor_passed_over() {
     assert_eq!(bring_leftovers(&store, &disk).await, 2);
     assert_eq!(found(&store, 2).await, [[(1, 1), (2, 2)]]);
 }
+
+/// The spool refused an entry and takes it later: that needs no read of the root.
+#[tokio::test(start_paused = true)]
+async fn what_the_spool_takes_after_all_is_in_time() {
+    let faults = Arc::new(FaultStore::new(memory().await));
+    let store: Arc<dyn Store> = faults.clone();
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, _disk) = keeping(&store, &session).await;
+    writer.settle(entry(1)).expect("the first");
+    writer.land(writer.settled()).await.expect("sent");
+    assert!(!writer.is_in_time());
+    let refused = Strike::with(Fault::FailBefore(StoreErrorKind::Unreachable));
+    faults.plan(refused.on(Operation::Get).keys(ROOT_KEY).always());
+    keep(&writer, entry(2)).await.expect("the spool has room");
+    assert!(writer.is_in_time());
+}
+
+/// Two entries arrive in the bucket while a full disk lets neither be kept.
+#[tokio::test(start_paused = true)]
+async fn what_arrives_while_the_disk_is_full_is_kept_all_the_same() {
+    let store = memory().await;
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, disk) = keeping(&store, &session).await;
+    disk.set_capacity(Some(0));
+    for operation in 1..=2 {
+        writer.settle(entry(operation)).expect("it follows");
+    }
+    let arrive = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        writer.land(writer.settled()).await.expect("sent");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        disk.set_capacity(None);
+    };
+    let (kept, ()) = tokio::join!(writer.keep(), arrive);
+    kept.expect("the disk has room again");
+    assert!(writer.is_in_time() && writer.is_behind());
+    let left = left_in(&disk).await;
+    assert_eq!(left[0].named().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_stays_full_is_waited_for_as_long_as_the_store() {
+    let store = memory().await;
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, disk) = keeping(&store, &session).await;
+    disk.set_capacity(Some(0));
+    let began = tokio::time::Instant::now();
+    keep(&writer, entry(1)).await.expect_err("it stays full");
+    let patience = process(store.clone(), 78).await.policy().stall_timeout;
+    let waited = began.elapsed();
+    assert!(patience <= waited && waited < 2 * patience, "{waited:?}");
+}
+
+/// The spool takes what is unconfirmed, and the root is an older one: the session is lost.
+#[tokio::test(start_paused = true)]
+async fn a_rolled_back_root_is_told_although_the_spool_has_room() {
+    let store = memory().await;
+    let (older, _) = store.get(ROOT_KEY).await.expect("a root");
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, _disk) = keeping_at_most(&store, &session, 64 << 20).await;
+    store.put(ROOT_KEY, vec![older]).await.expect("put");
+    let large = JournalEntry {
+        operations: vec![7; 1_200_000],
+        ..entry(1)
+    };
+    writer.settle(large).expect("the first");
+    let error = writer.land(writer.settled()).await;
+    let error = error.expect_err("an older root");
+    assert!(matches!(error, RootError::Rollback { .. }), "{error}");
+}

@@ -142,7 +142,7 @@ async fn any_key_can_be_removed_however_many_there_are() {
     let full = slots.add(making("second", "two")).await;
     assert!(matches!(full, Err(SlotsError::Full)));
     slots
-        .remove(&[SlotName(5)], false, time(1))
+        .remove(&[SlotName(5)], false, time(1), None)
         .await
         .expect("removed");
     assert_eq!(keys(&store).await.len(), 64);
@@ -191,11 +191,11 @@ async fn a_key_of_an_older_epoch_opens_nothing_new() {
     );
     assert_eq!(others.clone().filter(|facts| facts.is_own).count(), 1);
     // The old ones can be removed, and the one in force cannot.
-    let own = listed.remove(&[made.slot], false, time(1)).await;
+    let own = listed.remove(&[made.slot], false, time(1), None).await;
     assert!(matches!(own, Err(SlotsError::Own { .. })));
     for name in others.map(|facts| facts.name) {
         listed
-            .remove(&[name], false, time(1))
+            .remove(&[name], false, time(1), None)
             .await
             .expect("removed");
     }
@@ -328,7 +328,7 @@ async fn the_key_that_opened_last_opens_whatever_is_listed_before_it() {
     let opened = crate::root::slots::Slots::open(store.clone(), Seeded::new(4), password, changing);
     let opened = opened.await.expect("it opens");
     opened
-        .change(making("third", "three"))
+        .change(making("third", "three"), None)
         .await
         .expect("changed");
     open_with(&store, "third", choice.clone())

@@ -31,20 +31,26 @@ async fn keys_that_no_rotation_makes_are_removed_by_name() {
     let opened = slots(&store, "first", 3).await.expect("it opens");
     // A key of the next epoch may belong to a running rotation.
     let next = [SlotName(3)];
-    let refused = opened.remove(&next, false, time(1)).await;
+    let refused = opened.remove(&next, false, time(1), None).await;
     assert!(matches!(refused, Err(SlotsError::Unfinished { .. })));
     let refused = opened
-        .remove(&[1, 2, 3, 4, 5].map(SlotName), false, time(1))
+        .remove(&[1, 2, 3, 4, 5].map(SlotName), false, time(1), None)
         .await;
     assert!(matches!(refused, Err(SlotsError::Unfinished { .. })));
     assert_eq!(keys(&store).await.len(), 6, "nothing was removed");
     let junk = [1, 2, 4, 5].map(SlotName);
-    opened.remove(&junk, false, time(1)).await.expect("removed");
-    opened.remove(&next, true, time(1)).await.expect("given up");
+    opened
+        .remove(&junk, false, time(1), None)
+        .await
+        .expect("removed");
+    opened
+        .remove(&next, true, time(1), None)
+        .await
+        .expect("given up");
     assert_eq!(keys(&store).await.len(), 1);
-    let gone = opened.remove(&next, true, time(1)).await;
+    let gone = opened.remove(&next, true, time(1), None).await;
     assert!(gone.is_err(), "it is listed, and not there");
-    let absent = opened.remove(&[SlotName(77)], false, time(1)).await;
+    let absent = opened.remove(&[SlotName(77)], false, time(1), None).await;
     assert!(matches!(
         absent,
         Err(SlotsError::Ambiguous { count: 0, .. })
@@ -67,7 +73,7 @@ async fn hostile_keys_do_not_keep_a_password_from_being_changed() {
     let full = opened.add(making("second", "two")).await;
     assert!(matches!(full, Err(SlotsError::Full)));
     let (new, old) = opened
-        .change(making("third", "three"))
+        .change(making("third", "three"), None)
         .await
         .expect("changed");
     assert_eq!(old.len(), 1);
@@ -106,7 +112,7 @@ async fn a_change_says_that_a_rotation_was_made_meanwhile() {
     let old = changing.list().iter().find(|slot| slot.is_own);
     let old = old.expect("its own").name;
     let second = slots(&store, "second", 4).await.expect("it opens");
-    let change = tokio::spawn(async move { changing.change(making("third", "three")).await });
+    let change = tokio::spawn(async move { changing.change(making("third", "three"), None).await });
     until_held(&faulty).await;
     let (rotation, rotating) = held(&store).await;
     rotation.open();
@@ -132,7 +138,7 @@ async fn a_change_says_that_a_rotation_was_made_meanwhile() {
         .into_keys()
         .map(|key| SlotName::from_key(&key));
     let own: Vec<SlotName> = own.map(|name| name.expect("a slot's")).collect();
-    let refused = second.remove(&own[..1], true, time(1)).await;
+    let refused = second.remove(&own[..1], true, time(1), None).await;
     assert!(matches!(refused, Err(SlotsError::Rotated)), "{refused:?}");
     open(&store, "first").await.expect("nothing was removed");
 }
@@ -146,7 +152,7 @@ async fn a_rotation_lets_no_one_in_whose_key_was_removed() {
     let first = rotating.list().iter().find(|slot| slot.is_in_force);
     let first = first.expect("its own").name;
     second
-        .remove(&[first], false, time(1))
+        .remove(&[first], false, time(1), None)
         .await
         .expect("removed");
     let error = rotate(&rotating, parts(true)).await.expect_err("shut out");
@@ -173,7 +179,7 @@ async fn a_rotation_relies_on_a_newer_key_that_its_password_opens() {
         let rotating = tokio::spawn(async move { rotated(&through, "first", 30).await });
         until_held(&faulty).await;
         let opened = slots(&store, "first", 31).await.expect("it opens");
-        let changed = opened.change(making(password, "three")).await;
+        let changed = opened.change(making(password, "three"), None).await;
         let (new, _) = changed.expect("changed");
         gate.open();
         let made = rotating.await.expect("no panic").expect("made");
@@ -226,9 +232,9 @@ async fn a_key_with_another_master_key_of_an_epoch_is_removed_by_nothing_else() 
     let facts = |name: SlotName| opened.list().iter().find(|facts| facts.name == name);
     assert!(facts(own).expect("listed").is_in_force);
     assert!(!facts(foreign).expect("listed").is_in_force);
-    let refused = opened.remove(&[foreign], false, time(1)).await;
+    let refused = opened.remove(&[foreign], false, time(1), None).await;
     assert!(matches!(refused, Err(SlotsError::Foreign { slot }) if slot == foreign));
-    let refused = opened.change(making("third", "three")).await;
+    let refused = opened.change(making("third", "three"), None).await;
     assert!(matches!(refused, Err(SlotsError::Foreign { slot }) if slot == foreign));
     let made = rotate(&opened, parts(true)).await.expect("no session");
     assert_eq!(made.dropped, [own]);
@@ -238,7 +244,7 @@ async fn a_key_with_another_master_key_of_an_epoch_is_removed_by_nothing_else() 
     );
     let opened = slots(&store, "first", 6).await.expect("it opens");
     opened
-        .remove(&[foreign], true, time(1))
+        .remove(&[foreign], true, time(1), None)
         .await
         .expect("given up");
     assert_eq!(keys(&store).await.len(), 1);
@@ -275,7 +281,7 @@ async fn without_a_root_no_key_is_chosen_or_removed_that_may_be_the_one() {
         .await
         .expect("named");
     for slot in [own, second] {
-        let refused = listed.remove(&[slot], false, time(1)).await;
+        let refused = listed.remove(&[slot], false, time(1), None).await;
         assert!(matches!(refused, Err(SlotsError::Foreign { .. })), "{slot}");
     }
     assert_eq!(keys(&store).await.len(), 3);

@@ -123,6 +123,16 @@ async fn no_rotation_is_made_without_its_new_key() {
     assert_eq!(opened.keyring().epoch(), 0);
 }
 
+/// Ends the only session in the root, as `bkfs session end` does.
+async fn end_the_session(store: &Arc<dyn Store>) {
+    let opened = open(store, "first").await.expect("it opens");
+    let root = opened.handle().current();
+    let standing = *root.root.sessions.keys().next().expect("a session");
+    let ending = opened.handle();
+    let by = OpenSession::open_in_place_of(ending, holder("ender"), standing, &SystemProcesses);
+    by.await.expect("removed").end().await.expect("live");
+}
+
 /// The rotation's session was ended and the password changed, and two reads of the root are garbled.
 #[tokio::test(start_paused = true)]
 async fn garbled_reads_of_the_root_let_no_removed_password_in() {
@@ -130,12 +140,7 @@ async fn garbled_reads_of_the_root_let_no_removed_password_in() {
     let (gate, faulty, through) = holding_after_the_root(&store).await;
     let rotating = tokio::spawn(async move { rotated(&through, "first", 30).await });
     until_held(&faulty).await;
-    let opened = open(&store, "first").await.expect("it opens");
-    let root = opened.handle().current();
-    let standing = *root.root.sessions.keys().next().expect("the rotation");
-    let ending = opened.handle();
-    let by = OpenSession::open_in_place_of(ending, holder("ender"), standing, &SystemProcesses);
-    by.await.expect("removed").end().await.expect("live");
+    end_the_session(&store).await;
     passwd_to(store.clone(), 33, "third")
         .await
         .expect("changed");
@@ -178,7 +183,7 @@ async fn passwd_to(
     password: &'static str,
 ) -> Result<(), SlotsError> {
     let slots = slots(&store, "first", seed).await?;
-    let change = slots.change(making(password, password));
+    let change = slots.change(making(password, password), None);
     changed(&slots, command(PASSWD, password), change)
         .await
         .map(drop)
@@ -210,7 +215,7 @@ async fn a_password_is_not_changed_while_keys_are_removed_or_added() {
     let removing = tokio::spawn(async move {
         let slots = slots(&through, "first", 3).await?;
         let removal = [second];
-        let removing = slots.remove(&removal, false, time(1));
+        let removing = slots.remove(&removal, false, time(1), None);
         changed(&slots, command(REMOVE, "remover"), removing).await
     });
     until_held(&faulty).await;
@@ -225,7 +230,7 @@ async fn a_password_is_not_changed_while_keys_are_removed_or_added() {
     let (gate, faulty, through) = holding(&store, Operation::Delete, 1).await;
     let first = tokio::spawn(async move {
         let slots = slots(&through, "third", 6).await?;
-        let change = slots.change(making("fourth", "four"));
+        let change = slots.change(making("fourth", "four"), None);
         changed(&slots, command(PASSWD, "changer"), change).await
     });
     until_held(&faulty).await;
@@ -238,6 +243,42 @@ async fn a_password_is_not_changed_while_keys_are_removed_or_added() {
     assert_eq!(keys(&store).await.len(), 1);
 }
 
+/// The session of a removal is ended while it writes its copy, and then the password is changed. The
+/// copy is taken back, or named if that fails.
+#[tokio::test(start_paused = true)]
+async fn a_removal_whose_session_was_ended_lets_no_removed_password_in() {
+    for is_stuck in [false, true] {
+        let store = made().await;
+        let second = add(&store, "second", "two").await;
+        let (gate, faulty, through) = holding(&store, Operation::PutNew, 1).await;
+        let removing = tokio::spawn(async move {
+            let slots = slots(&through, "first", 3).await?;
+            let remover = command(REMOVE, "remover");
+            let change = KeyChange::begin(&slots, &remover).await?;
+            let keys = [second];
+            let removal = slots.remove(&keys, false, time(1), Some(&change));
+            let removed = removal.await;
+            change.end(removed).await
+        });
+        until_held(&faulty).await;
+        end_the_session(&store).await;
+        passwd_to(store.clone(), 33, "third")
+            .await
+            .expect("changed");
+        if is_stuck {
+            faulty.plan(refused(Operation::Delete, SlotName::PREFIX));
+        }
+        gate.open();
+        let error = removing.await.expect("no panic").expect_err("it was ended");
+        let SlotsError::Overtaken { copy, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(copy.is_some(), is_stuck, "{error}");
+        assert_eq!(open(&store, "first").await.is_ok(), is_stuck, "{error}");
+        open(&store, "second").await.expect("it was not removed");
+    }
+}
+
 /// Another key of the password came after the keys were read: it would go on opening.
 #[tokio::test(start_paused = true)]
 async fn a_password_is_not_changed_while_a_key_of_it_is_unknown() {
@@ -245,7 +286,7 @@ async fn a_password_is_not_changed_while_a_key_of_it_is_unknown() {
     let first = slots(&store, "first", 3).await.expect("it opens");
     add(&store, "first", "again").await;
     let before = keys(&store).await;
-    let change = first.change(making("third", "three"));
+    let change = first.change(making("third", "three"), None);
     let error = changed(&first, command(PASSWD, "changer"), change).await;
     let error = error.expect_err("a key was added");
     assert!(error.to_string().contains("was added meanwhile"), "{error}");
@@ -261,7 +302,7 @@ async fn a_password_is_not_changed_during_a_begun_rotation_of_it() {
     let first = slots(&store, "first", 3).await.expect("it opens");
     let (_gate, cut) = held(&store).await;
     cut.abort();
-    let change = first.change(making("third", "three"));
+    let change = first.change(making("third", "three"), None);
     let error = changed(&first, command(PASSWD, "changer"), change).await;
     let error = error.expect_err("a key was added");
     assert!(error.to_string().contains("was added meanwhile"), "{error}");

@@ -50,9 +50,9 @@ async fn a_root_that_was_damaged_before_gives_no_key_back() {
     // This byte is in the salt: the header does not verify.
     turn(&store, ROOT_KEY, 70).await;
     let opened = slots(&store, "first", 3).await.expect("it opens");
-    let refused = opened.remove(&[name], false, time(1)).await;
+    let refused = opened.remove(&[name], false, time(1), None).await;
     assert!(matches!(refused, Err(SlotsError::Foreign { .. })));
-    let given_up = opened.remove(&[name], true, time(1)).await;
+    let given_up = opened.remove(&[name], true, time(1), None).await;
     given_up.expect("nothing was rotated");
     assert_eq!(keys(&store).await.len(), 1);
 }
@@ -98,7 +98,7 @@ async fn given_up_meanwhile(
     for trouble in troubles {
         faulty.plan(trouble.clone().on(Operation::PutNew).keys(&newer.key()));
     }
-    let removing = tokio::spawn(async move { opened.remove(&[newer], true, time(1)).await });
+    let removing = tokio::spawn(async move { opened.remove(&[newer], true, time(1), None).await });
     until_held(&faulty).await;
     assert!(store.head(&newer.key()).await.is_err(), "it is deleted");
     late.apply_late().await;
@@ -174,7 +174,7 @@ async fn a_key_of_a_rotation_that_ended_before_the_removal_is_put_back() {
     let gate = Gate::new();
     let hold = Strike::with(Trouble::HoldBefore(gate.clone())).on(Operation::GetRange);
     faulty.plan(hold.keys(ROOT_KEY).nth(2));
-    let removing = tokio::spawn(async move { opened.remove(&[newer], true, time(1)).await });
+    let removing = tokio::spawn(async move { opened.remove(&[newer], true, time(1), None).await });
     until_held(&faulty).await;
     late.apply_late().await;
     gate.open();
@@ -194,7 +194,7 @@ async fn a_key_is_put_back_where_the_root_vanished() {
     put(&store, &name.key(), object).await;
     let (gate, faulty, through) = holding(&store, Operation::Head, 1).await;
     let opened = slots(&through, "first", 3).await.expect("it opens");
-    let removing = tokio::spawn(async move { opened.remove(&[name], true, time(1)).await });
+    let removing = tokio::spawn(async move { opened.remove(&[name], true, time(1), None).await });
     until_held(&faulty).await;
     store.delete(ROOT_KEY).await.expect("deleted");
     gate.open();
@@ -222,7 +222,7 @@ async fn the_file_of_a_key_stays_where_its_rotation_may_still_end() {
             state_dir: Some(state.path().to_owned()),
         };
         let opened = slots_by(&store, "first", choice).await.expect("it opens");
-        let removed = opened.remove(&[name], true, time(1)).await;
+        let removed = opened.remove(&[name], true, time(1), None).await;
         removed.expect("the root stands");
         assert!(store.head(&name.key()).await.is_err(), "it is removed");
         assert_eq!(objects_in(state.path(), &object), files, "{epoch:?}");
@@ -248,7 +248,7 @@ async fn the_file_of_a_key_stays_where_its_deletion_may_still_arrive() {
     let unknown = Strike::with(Trouble::FailBefore(StoreErrorKind::OutcomeUnknown)).always();
     faulty.plan(unknown.on(Operation::Delete).keys(&name.key()));
     turn(&store, ROOT_KEY, 70).await;
-    let removed = opened.remove(&[name], true, time(1)).await;
+    let removed = opened.remove(&[name], true, time(1), None).await;
     removed.expect_err("the root is damaged");
     assert_eq!(objects_in(state.path(), &object), 1);
     store.head(&name.key()).await.expect("it is there");
@@ -267,7 +267,9 @@ async fn a_removal_that_fails_half_way_says_what_it_removed() {
     let opened = slots(&through, "first", 3).await.expect("it opens");
     let denied = Strike::with(Trouble::FailBefore(StoreErrorKind::Denied));
     faulty.plan(denied.on(Operation::Delete).keys(&SlotName(2).key()));
-    let failed = opened.remove(&[1, 2].map(SlotName), false, time(1)).await;
+    let failed = opened
+        .remove(&[1, 2].map(SlotName), false, time(1), None)
+        .await;
     let text = failed.expect_err("one was not deleted").to_string();
     assert!(
         text.contains(&format!("removed key {}", SlotName(1))),
@@ -377,7 +379,7 @@ async fn a_root_whose_epoch_was_changed_is_damaged_whatever_a_key_states() {
     // Slots that were opened before continue to change keys, and the root cannot be rotated.
     let added = before.add(making("second", "two")).await.expect("room");
     before
-        .remove(&[added], true, time(1))
+        .remove(&[added], true, time(1), None)
         .await
         .expect("removed");
     let error = rotate(&before, parts(true)).await.expect_err("damaged");
@@ -441,7 +443,7 @@ async fn keys_that_cannot_be_read_are_named_after_a_change_of_password() {
     assert_eq!((*name, passed_over.count()), (further, 1));
     assert!(reason.contains(&further.key()), "{reason}");
     let (_, old) = opened
-        .change(making("third", "three"))
+        .change(making("third", "three"), None)
         .await
         .expect("changed");
     assert_eq!(old, [own]);

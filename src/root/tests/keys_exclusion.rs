@@ -35,7 +35,7 @@ async fn end(store: &Arc<dyn Store>, password: &'static str, id: SessionId) {
 
 /// Changes the password "first" to "third" on the machine `name`.
 async fn passwd(slots: &Slots, entry: KeyEntry<'_>) -> Result<(), SlotsError> {
-    let change = slots.change(making("third", "three"));
+    let change = slots.change(making("third", "three"), None);
     changed(slots, entry, change).await.map(drop)
 }
 
@@ -71,7 +71,7 @@ async fn a_change_of_keys_fails_the_rotation_that_it_comes_between() {
             "add" => changed(&first, here, first.add(making("third", "three")))
                 .await
                 .map(drop),
-            _ => changed(&second, here, second.remove(&[own], false, time(1))).await,
+            _ => changed(&second, here, second.remove(&[own], false, time(1), None)).await,
         }
         .expect("changed");
         gate.open();

@@ -245,10 +245,10 @@ async fn of_two_rotations_one_is_made_and_its_key_opens() {
     let opened = slots(&store, "second", 41).await.expect("it opens");
     let newer = opened.list().iter().find(|slot| slot.epoch == Some(1));
     let newer = newer.expect("the new one").name;
-    let refused = opened.remove(&[newer], false, time(1)).await;
+    let refused = opened.remove(&[newer], false, time(1), None).await;
     assert!(matches!(refused, Err(SlotsError::Unfinished { .. })));
     let own = slots(&store, "first", 42).await.expect("it opens");
-    let refused = own.change(making("third", "three")).await;
+    let refused = own.change(making("third", "three"), None).await;
     assert!(matches!(refused, Err(SlotsError::Unfinished { .. })));
     gate.open();
     task.await.expect("no panic").expect("it is made");

@@ -14,7 +14,6 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
-use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bkfs_chunker::spool::{LeftObject, Leftover, SpoolError};
@@ -260,10 +259,10 @@ impl<'a> Judge<'a, '_> {
             let read = journal.read.as_ref();
             read.ok().map(|read| read.first)
         });
-        let follows_covered = later.any(|first| first <= self.covered.operation + 1);
+        let follows_covered = later.any(|first| self.follows_commits(first));
         let is_covered = self.covered.journal.is_some_and(|last| number <= last) || follows_covered;
         let key = &journal.object.key;
-        if is_covered || self.handle.has_journal(key).await? {
+        if is_covered || self.handle.landed_journal(key).await?.is_some() {
             return Ok(None);
         }
         let path = journal.path();
@@ -271,7 +270,7 @@ impl<'a> Judge<'a, '_> {
         Ok(Some(Damage::Journal { path, why }))
     }
 
-    /// The key of the first journal between `before`, the last uncovered one of the spool, and
+    /// The key of the last needed journal between `before`, the last uncovered one of the spool, and
     /// `number` that the bucket does not have. If the root does not say which journals commits
     /// cover, and there is none in the spool, only the one right before `number` is asked for:
     /// others may be covered and deleted.
@@ -283,21 +282,37 @@ impl<'a> Judge<'a, '_> {
     ) -> Result<Option<String>, RootError> {
         let first = journal.read.as_ref().map_or(0, |read| read.first);
         let after = self.covered.journal.max(before).unwrap_or(0);
-        if number <= after.saturating_add(1) || first <= self.covered.operation + 1 {
+        if number <= after.saturating_add(1) || self.follows_commits(first) {
             return Ok(None);
         }
         let (below, _) = (journal.object.key.rsplit_once('/')).unwrap_or_default();
+        let key_of = |number: u64| format!("{below}/{number:016x}");
         let says_which = self.covered.journal.is_some() || self.covered.operation == 0;
         let is_known = says_which || before.is_some();
         let from = if is_known { after + 1 } else { number - 1 };
         let asked = (from..number).map(|number| async move {
-            let key = format!("{below}/{number:016x}");
-            let is_there = self.handle.length_of(&key).await?.is_some();
-            Ok::<_, RootError>((!is_there).then_some(key))
+            let is_there = self.handle.length_of(&key_of(number)).await?.is_some();
+            Ok::<_, RootError>((!is_there).then_some(number))
         });
         let asked = futures::stream::iter(asked).buffered(ASKED_AT_ONCE);
-        let mut missing = pin!(asked.try_filter_map(async |missing| Ok(missing)));
-        missing.try_next().await
+        let missing = asked.try_fold(None, async |last, missing| Ok(missing.or(last)));
+        let Some(missing) = missing.await? else {
+            return Ok(None);
+        };
+        // A commit may cover more journals than the root says: those that were settled after it
+        // began.
+        if missing + 1 < number {
+            let next = self.handle.landed_journal(&key_of(missing + 1)).await?;
+            if next.is_some_and(|next| self.follows_commits(next.first)) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(key_of(missing)))
+    }
+
+    /// Whether commits cover every operation before this one.
+    fn follows_commits(&self, first: u64) -> bool {
+        first <= self.covered.operation + 1
     }
 
     /// The packs that uncovered journals need and that are neither whole here nor in the bucket.

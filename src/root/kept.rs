@@ -64,18 +64,18 @@ impl RootHandle {
         })
     }
 
-    /// Returns whether the bucket has the journal `key`, and it can be read.
+    /// Returns the journal `key` of the bucket; `None` if it is absent or cannot be read.
     ///
     /// # Errors
     /// Store errors.
-    pub async fn has_journal(&self, key: &str) -> Result<bool, RootError> {
+    pub async fn landed_journal(&self, key: &str) -> Result<Option<JournalSummary>, RootError> {
         let (policy, entropy) = (self.policy(), &**self.entropy());
         let asked = retry::patiently(&policy, entropy, Operation::Get, key, || {
             self.store().get(key)
         });
         match asked.await {
-            Ok((bytes, _)) => Ok(open(self, key, &bytes).is_ok()),
-            Err(error) if error.kind() == StoreErrorKind::NotFound => Ok(false),
+            Ok((bytes, _)) => Ok(self.read_kept(key, &bytes).ok()),
+            Err(error) if error.kind() == StoreErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),
         }
     }

@@ -189,8 +189,8 @@ fn journals_that_cannot_be_confirmed_are_few() {
         let mut world = World::new(seconds(300)).await;
         world.spool_bytes = 64;
         let mount = world.mount().await;
-        let garbled = Strike::with(Fault::FlipBit(2000)).on(Operation::Get);
-        world.faults.plan(garbled.keys("root").always());
+        let denied = Strike::with(Fault::FailBefore(StoreErrorKind::Denied)).on(Operation::Get);
+        world.faults.plan(denied.keys("root").always());
         for number in 0..60 {
             let name = format!("{number}");
             let file = mount.write(&name, &noise(number, 60_000)).await;

@@ -1,6 +1,7 @@
 //! A store that stalls for a while, and a spool. A file that is closed or fsynced meanwhile is
 //! there after a crash, whatever call was given up on.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bkfs::mounting::settings::Settings;
@@ -114,62 +115,75 @@ fn what_is_closed_during_two_stalls_is_on_the_disk() {
     }
 }
 
-/// Closes files while an fsync waits for the store, which `stall` stalls.
-fn close_during_an_fsync(why: &str, settings: Settings, stall: impl FnOnce(&Host, &SimulatedDisk)) {
+/// Closes files while an fsync waits for the store, which stalls for these keys.
+fn close_during_an_fsync(keys: &'static str) {
     let bucket = Bucket::new();
     let disk = SimulatedDisk::new();
-    let host = Host::spooling_with(&bucket, &disk, settings);
+    let host = Host::spooling(&bucket, &disk);
     host.write("before", 0, noise(1, LARGE));
-    stall(&host, &disk);
+    stall(&host, keys);
     let volume = host.volume();
     let waits = host.spawn(async move { volume.fsync().await });
     host.wait(0.05);
-    close(&host, "meanwhile", &noise(2, SMALL));
-    // The time that an outage may add to a close.
+    close_two(&host);
+    assert!(!waits.is_finished(), "it waits for the store: {keys}");
+    three_are_on_the_disk(&bucket, host, &disk);
+}
+
+/// Closes two files, each with the time that an outage may add to a close.
+fn close_two(host: &Host) {
+    close(host, "meanwhile", &noise(2, SMALL));
     host.wait(10.0);
-    close(&host, "later", &noise(3, SMALL));
+    close(host, "later", &noise(3, SMALL));
     host.wait(10.0);
-    assert!(!waits.is_finished(), "it waits for the store: {why}");
+}
+
+/// Checks what is there after a power loss.
+fn three_are_on_the_disk(bucket: &Bucket, host: Host, disk: &SimulatedDisk) {
     host.crash();
     disk.crash(&SeededEntropy::new(1));
-    let next = Host::spooling(&bucket, &disk);
+    let next = Host::spooling(bucket, disk);
     let written = [
         ("before", 1, LARGE),
         ("meanwhile", 2, SMALL),
         ("later", 3, SMALL),
     ];
     for (name, seed, bytes) in written {
-        let found = next.read(name) == Some(noise(seed, bytes));
-        assert!(found, "{name}, {why}");
+        assert!(next.read(name) == Some(noise(seed, bytes)), "{name}");
     }
 }
 
 #[test]
 fn what_is_closed_while_an_fsync_waits_for_the_store_is_on_the_disk() {
     for keys in ["", "journal/", "data/"] {
-        close_during_an_fsync(keys, Settings::default(), |host, _| {
-            stall(host, keys);
-        });
+        close_during_an_fsync(keys);
     }
 }
 
 /// A journal has reached the bucket while the spool did not take it. An fsync for which the spool
-/// is enough must then ask the store whether the volume is still its own.
+/// is enough then puts it into the spool as well, and does not ask the store.
 #[test]
-fn what_is_closed_while_an_fsync_asks_the_store_is_on_the_disk() {
+fn an_fsync_for_which_the_spool_is_enough_keeps_what_the_spool_had_refused() {
+    let (bucket, disk) = (Bucket::new(), SimulatedDisk::new());
     let settings = Settings {
         fsync_local: true,
         ..Settings::default()
     };
-    close_during_an_fsync("all", settings, |host, disk| {
-        disk.set_capacity(Some(0));
-        host.volume().fsync_within();
-        host.wait(1.0);
-        disk.heal();
-        let held = Strike::with(Fault::HoldBefore(Gate::new()));
-        host.faults.plan(held.always());
-        host.write("before", 0, noise(1, LARGE));
-    });
+    let host = Host::spooling_with(&bucket, &disk, settings);
+    host.write("before", 0, noise(1, LARGE));
+    disk.set_capacity(Some(0));
+    host.volume().fsync_within();
+    host.wait(4.0);
+    disk.heal();
+    let held = Strike::with(Fault::HoldBefore(Gate::new()));
+    host.faults.plan(held.always());
+    host.write("before", 0, noise(1, LARGE));
+    let volume = host.volume();
+    let acknowledged =
+        host.run(async move { tokio::time::timeout(Duration::from_secs(2), volume.fsync()).await });
+    acknowledged.expect("at once").expect("the spool has it");
+    close_two(&host);
+    three_are_on_the_disk(&bucket, host, &disk);
 }
 
 #[test]
@@ -331,6 +345,45 @@ impl Run {
             self.durable = count;
         }
     }
+}
+
+/// A commit covers the first journal, which was settled after the commit began: so the root does not
+/// say that it is covered, and the journal never goes to the bucket. A power loss then brings back
+/// the removed file of the last journal alone.
+#[test]
+fn the_last_journal_that_a_power_loss_brings_back_is_no_damage() {
+    let (bucket, disk) = (Bucket::new(), SimulatedDisk::new());
+    let host = Host::spooling(&bucket, &disk);
+    let mut run = Run {
+        host,
+        gate: None,
+        closed: Vec::new(),
+        durable: 0,
+    };
+    for step in [
+        Step::Stall("meta/"),
+        Step::Close((1 << 20) + 1),
+        Step::Wait(501),
+        Step::Close(1),
+        Step::Commit(1936),
+        Step::Wait(2257),
+        Step::Close(1),
+        Step::Wait(2806),
+        Step::Recover,
+        Step::Fsync(60_000),
+    ] {
+        run.step(&step);
+    }
+    assert_eq!(run.durable, 3);
+    run.host.crash();
+    disk.crash(&SeededEntropy::new(1));
+    let is_journal = |path: &PathBuf| path.to_string_lossy().contains(".journal+");
+    assert_eq!(
+        disk.paths().iter().filter(|path| is_journal(path)).count(),
+        1
+    );
+    let next = Host::spooling(&bucket, &disk);
+    assert_eq!(beginning(&next, &run.closed), 3);
 }
 
 /// Returns the number of files that are there, in the order in which they were closed.

@@ -126,6 +126,30 @@ fn store(store: &Value) -> Vec<String> {
     ]
 }
 
+/// Returns how much was accepted and is not in the bucket yet, and where that is.
+fn waiting(status: &Value) -> String {
+    let told = &status["waiting"];
+    let files = status["dirty_files"].as_u64().unwrap_or(0);
+    let Some(all) = told["bytes"].as_u64() else {
+        // A daemon of an older version counts what is in memory only.
+        let dirty = status["dirty_bytes"].as_u64().unwrap_or(0);
+        return format!("{} in {files} files", bytes(dirty));
+    };
+    let places = [
+        ("dirty_bytes", format!("in memory ({files} files)")),
+        ("in_flight_bytes", "on their way".to_owned()),
+        ("spooled_bytes", "in the spool".to_owned()),
+    ];
+    let parts: Vec<String> = (places.iter())
+        .filter_map(|(key, place)| Some((told[key].as_u64().filter(|count| *count > 0)?, place)))
+        .map(|(count, place)| format!("{} {place}", bytes(count)))
+        .collect();
+    match parts.is_empty() {
+        true => bytes(all),
+        false => format!("{}: {}", bytes(all), parts.join(", ")),
+    }
+}
+
 /// Returns how much of the bucket is verified, and what was found.
 fn scrub(scrub: &Value) -> Vec<String> {
     let count = |key: &str| scrub[key].as_u64().unwrap_or(0);
@@ -178,11 +202,7 @@ fn text(status: &Value) -> String {
             bytes(count("bytes")),
             count("inodes")
         ),
-        format!(
-            "not stored   {} in {} files",
-            bytes(count("dirty_bytes")),
-            count("dirty_files")
-        ),
+        format!("not stored   {}", waiting(status)),
         format!("last commit  {}", word("last_commit")),
         format!(
             "daemon       process {}, since {}",
@@ -214,4 +234,35 @@ fn text(status: &Value) -> String {
         }
     }
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_waits_for_the_bucket_is_told() {
+        let status = |dirty: u64, in_flight: u64, spooled: u64| {
+            json!({
+                "dirty_files": 2,
+                "waiting": {
+                    "bytes": dirty + in_flight + spooled,
+                    "dirty_bytes": dirty,
+                    "in_flight_bytes": in_flight,
+                    "spooled_bytes": spooled,
+                },
+            })
+        };
+        assert_eq!(waiting(&status(0, 0, 0)), "0 B");
+        assert_eq!(
+            waiting(&status(0, 60 << 20, 0)),
+            "60.0 MiB: 60.0 MiB on their way"
+        );
+        assert_eq!(
+            waiting(&status(1 << 20, 2 << 20, 3 << 20)),
+            "6.00 MiB: 1.00 MiB in memory (2 files), 2.00 MiB on their way, 3.00 MiB in the spool"
+        );
+        let older = json!({ "dirty_bytes": 7, "dirty_files": 1 });
+        assert_eq!(waiting(&older), "7 B in 1 files");
+    }
 }

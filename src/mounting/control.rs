@@ -14,8 +14,10 @@ use serde_json::{Value, json};
 use crate::mounting::scrubbing::Scrubbing;
 use crate::mounting::spooling::SpoolNews;
 use crate::mounting::supervisor::MountSupervisor;
+use crate::mounting::waiting::Waiting;
 use crate::outage::fails_in;
 use crate::repository::Repository;
+use crate::root::snapshots::check_new;
 use crate::root::state::HolderInfo;
 use crate::tree::item::Timestamp;
 use crate::vfs::live::Current;
@@ -126,13 +128,33 @@ impl MountControl {
         }
     }
 
+    /// Refuses a name or tag that no snapshot could have now. While the list cannot be read, only
+    /// the snapshot itself will tell.
+    async fn check_name(
+        &self,
+        name: Option<String>,
+        tags: &[String],
+    ) -> Result<Value, VolumeError> {
+        let list = tokio::time::timeout(NAME_WAIT, self.repository.snapshots()).await;
+        let Ok(Ok(list)) = list else {
+            return Ok(json!({ "name": name, "checked": false }));
+        };
+        check_new(&list, &self.volume_name, name.as_deref(), tags)
+            .map_err(|error| VolumeError::SnapshotName(error.to_string()))?;
+        Ok(json!({ "name": name, "checked": true }))
+    }
+
+    /// What was accepted and is not in the bucket yet.
+    fn waiting(&self) -> Waiting {
+        let dirty = self.current.volume().map(|volume| volume.dirty());
+        let metrics = self.repository.content_store.metrics();
+        Waiting::of(dirty.unwrap_or_default(), &metrics)
+    }
+
     /// Status of the store.
     fn store(&self, outage: Option<&Outage>) -> Value {
-        let metrics = self.repository.content_store.metrics();
-        let dirty = self.current.volume().map(|volume| volume.dirty());
-        let waiting =
-            dirty.unwrap_or_default().bytes + metrics.pending_bytes + metrics.spool_waiting_bytes;
-        let mut told = json!({ "answers": outage.is_none(), "waiting_bytes": waiting });
+        let mut told =
+            json!({ "answers": outage.is_none(), "waiting_bytes": self.waiting().bytes() });
         if let Some(outage) = outage {
             let now = self.repository.environment.clock.now();
             let lasts = outage.since.elapsed().as_secs();
@@ -192,6 +214,7 @@ impl MountControl {
             "bytes": totals.bytes,
             "dirty_bytes": dirty.bytes,
             "dirty_files": dirty.files,
+            "waiting": self.waiting().json(),
             "open_files": volume.as_ref().map_or(0, |volume| volume.usage().open_files()),
             "endpoint": self.repository.endpoint,
             "region": self.repository.region,
@@ -352,6 +375,7 @@ impl Control for MountControl {
             let dirty = volume.dirty();
             put("dirty_bytes", "gauge", dirty.bytes);
             put("dirty_files", "gauge", dirty.files);
+            put("waiting_bytes", "gauge", self.waiting().bytes());
             put("healthy", "gauge", u64::from(volume.failure().is_none()));
             put("inodes", "gauge", volume.view.totals().inodes);
             put("content_bytes", "gauge", volume.view.totals().bytes);

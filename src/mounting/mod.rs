@@ -55,6 +55,7 @@ pub mod spooling;
 mod supervisor;
 mod survey;
 pub mod takeover;
+mod waiting;
 mod writer;
 mod writing;
 

@@ -29,7 +29,8 @@ const BY_SIGNAL: i32 = 128;
 /// 0 only if the snapshot is in the bucket.
 ///
 /// If the tool fails, the command returns its exit code and makes no snapshot. If the tool succeeds
-/// and bkfs does not, the exit code is 125.
+/// and bkfs does not, the exit code is 125. It is 125 as well if the tool was not started, because
+/// the mount takes no writes or a snapshot of that name exists.
 #[derive(Debug, clap::Args)]
 pub struct Run {
     /// The name of the snapshot (default: the time in UTC)
@@ -49,12 +50,13 @@ pub struct Run {
 /// failed, returns its exit code; 126 or 127 if it cannot be run.
 ///
 /// # Errors
-/// Exit code 125 if the mount takes no writes, if the tool cannot be watched, or if the tool
+/// Exit code 125 if the mount takes no writes, if the name is taken or not valid, if the tool cannot be watched, or if the tool
 /// succeeded and its snapshot was not made or something was lost meanwhile.
 pub fn run(command: Run, _: &Global, output: &Output) -> Result<i32, Failure> {
     let ours = |failure: Failure| failure.code(Code::RunFailed);
     let mount = MountClient::find(&command.mountpoint).map_err(ours)?;
     let before = healthy(&mount).map_err(ours)?;
+    refuse_name(&command, &mount).map_err(ours)?;
     let status = block_on(run_tool(&command.command)).map_err(ours)?;
     if status != 0 {
         let tool = command.command[0].to_string_lossy();
@@ -110,6 +112,21 @@ fn healthy(mount: &MountClient) -> Result<Seen, Failure> {
             Err(Failure::new(failure).hint(hint))
         }
         None => Ok(Seen::of(&status)),
+    }
+}
+
+/// Refuses a name or tag that no snapshot can have now, before the tool starts.
+fn refuse_name(command: &Run, mount: &MountClient) -> Result<(), Failure> {
+    let asked = mount.request(&json!({ "name": { "name": command.name, "tags": command.tags } }));
+    match asked {
+        // A daemon of an older version does not know the question.
+        Err(failure) if failure.code == Code::Usage => Ok(()),
+        Err(failure) => {
+            let hint = "Give another --name, or none: the time in UTC then is the name. bkfs \
+                        snapshots lists the names that are taken.";
+            Err(failure.context("the tool was not started").hint(hint))
+        }
+        Ok(_) => Ok(()),
     }
 }
 

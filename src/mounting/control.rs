@@ -31,6 +31,10 @@ use crate::volume::unsaved::Unsaved;
 /// How long changes wait, from the end of the commit, for an announced unmount.
 const FREEZE: Duration = Duration::from_secs(10);
 
+/// How long a question for a name waits for the list of snapshots. A store that is away must not
+/// keep a backup from starting.
+const NAME_WAIT: Duration = Duration::from_secs(5);
+
 /// Files waiting to be stored that are listed by name; the others are counted.
 const PENDING_FILES_MAX: usize = 1000;
 
@@ -66,6 +70,12 @@ enum Request {
         #[serde(default)]
         tags: Vec<String>,
     },
+    /// Say whether a snapshot could have this name and these tags.
+    Name {
+        name: Option<String>,
+        #[serde(default)]
+        tags: Vec<String>,
+    },
     /// Commit everything, and freeze the volume until the unmount.
     Drain {},
     /// The unmount failed.
@@ -80,7 +90,7 @@ impl MountControl {
     async fn carry_out(&self, request: Request) -> Result<Value, VolumeError> {
         let (Some(volume), Some(supervisor)) = (self.current.volume(), &self.supervisor) else {
             return match request {
-                Request::Snapshot { .. } => Err(VolumeError::ReadOnly),
+                Request::Snapshot { .. } | Request::Name { .. } => Err(VolumeError::ReadOnly),
                 Request::Status {} => Ok(self.facts()),
                 Request::Drain {} | Request::Resume {} | Request::Acknowledge {} => {
                     Ok(json!({ "generation": self.generation() }))
@@ -116,6 +126,7 @@ impl MountControl {
                 let made = volume.snapshot(SnapshotRequest { name, tags }).await?;
                 Ok(json!({ "name": made.snapshot, "generation": made.generation }))
             }
+            Request::Name { name, tags } => self.check_name(name, &tags).await,
             Request::Drain {} => {
                 let committed = drain(&volume, &self.drains).await?;
                 Ok(json!({ "generation": committed.generation }))

@@ -290,6 +290,41 @@ pub struct NewSnapshot {
     pub recovered: bool,
 }
 
+/// Checks that a new snapshot of `volume` may have this name and these tags. Without a name it will
+/// be named after its time.
+///
+/// # Errors
+/// [`RootError::NameTaken`] if a kept snapshot of the volume has the name; [`RootError::BadName`]
+/// for a name or tag that is not allowed.
+pub fn check_new(
+    kept: &SnapshotList,
+    volume: &str,
+    name: Option<&str>,
+    tags: &[String],
+) -> Result<(), RootError> {
+    if let Some(name) = name {
+        check_snapshot_name(name)?;
+    }
+    let is_taken = |name: &&str| kept.named(volume, name).is_some();
+    if let Some(name) = name.filter(is_taken).map(str::to_owned) {
+        return Err(RootError::NameTaken { name });
+    }
+    let refused = |word: &str, source| RootError::BadName {
+        name: word.to_owned(),
+        source,
+    };
+    let beyond = tags.iter().skip(TAGS_MAX);
+    let long = tags.iter().filter(|tag| tag.len() > TAG_BYTES_MAX);
+    if let Some(tag) = beyond.chain(long).next() {
+        return Err(refused(tag, NameError::Length));
+    }
+    let words = tags.iter().map(String::as_str).chain(name);
+    for word in words {
+        check_printable(word).map_err(|source| refused(word, source))?;
+    }
+    Ok(())
+}
+
 /// Returns the entry of a new snapshot of `volume` in `next` (a root with its new generation).
 /// `entry` is the volume to take, usually as its last commit left it.
 ///
@@ -313,28 +348,7 @@ pub fn new_entry(
         Some(name) => name.clone(),
         None => default_name(time, |name| kept.named(volume, name).is_some()),
     };
-    check_snapshot_name(&name)?;
-    if kept.named(volume, &name).is_some() {
-        return Err(RootError::NameTaken { name });
-    }
-    if let Some(tag) = request
-        .tags
-        .iter()
-        .skip(TAGS_MAX)
-        .chain(request.tags.iter().filter(|tag| tag.len() > TAG_BYTES_MAX))
-        .next()
-    {
-        return Err(RootError::BadName {
-            name: tag.clone(),
-            source: NameError::Length,
-        });
-    }
-    for word in request.tags.iter().chain([&name]) {
-        check_printable(word).map_err(|source| RootError::BadName {
-            name: word.clone(),
-            source,
-        })?;
-    }
+    check_new(kept, volume, Some(&name), &request.tags)?;
     let trashed = trash
         .iter()
         .flat_map(|shard| shard.iter())

@@ -175,6 +175,23 @@ async fn a_snapshot_says_what_it_is() {
             "{name:?}"
         );
     }
+    // The same is said beforehand.
+    let kept = place.kept().await;
+    let check = |name, tags: &[&str]| {
+        let tags: Vec<String> = tags.iter().map(|tag| (*tag).to_owned()).collect();
+        check_new(&kept, "main", name, &tags)
+    };
+    assert!(matches!(
+        check(Some("day1"), &[]),
+        Err(RootError::NameTaken { .. })
+    ));
+    assert!(check(Some("day3"), &["t"]).is_ok() && check(None, &["t"]).is_ok());
+    for (name, tag) in [(Some(".x"), "t"), (None, "\0"), (None, &*"x".repeat(256))] {
+        assert!(matches!(
+            check(name, &[tag]),
+            Err(RootError::BadName { .. })
+        ));
+    }
     let named: Vec<_> = [
         place.snapshot(None, 5, 6000).await,
         place.snapshot(None, 6, 6000).await,

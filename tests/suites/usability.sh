@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# about: what a new user tries: a status that counts what waits, names that are refused early,
+# about: mounts in place of URLs, sizes and dates as people write them, hints, metrics, a full disk
+# needs: program
+# limit: 240
+. "$(dirname "$0")/../lib/common.sh"
+. "$(dirname "$0")/../lib/bkfs.sh"
+
+URL=$SUITE_TMP/bucket MNT=$SUITE_TMP/mount
+MIB=$((1 << 20))
+mkdir -p "$MNT"
+machine one
+at_end "leave_mount '$MNT'"
+init_local "$URL" >/dev/null || die "cannot create the repository"
+
+random_file() { head -c "$2" /dev/urandom >"$1"; }
+# A case that failed may have left its mount.
+mounted() {
+  leave_mount "$MNT"
+  exits 0 mount_at "$URL" "$MNT" "$@"
+}
+unmounted() { exits 0 bkfs umount "$MNT"; }
+
+# --- status ---------------------------------------------------------------------------------------
+
+# What left the memory of the volume is not in the bucket yet: it waits for a slow store.
+status_counts_what_waits() {
+  local waits
+  mounted -o upload_rate=1M,close=async
+  random_file "$MNT/file" $((14 * MIB))
+  # The file is closed, and little of it is dirty after a while: the rest is on its way.
+  wait_for 20 sh -c "[ \$(jq .dirty_bytes '$MNT/.bkfs/status') -lt $((4 * MIB)) ]" ||
+    wrong "the bytes stay dirty: $(jq -c '[.dirty_bytes, .waiting]' "$MNT/.bkfs/status")"
+  waits=$(jq .waiting.bytes "$MNT/.bkfs/status")
+  [ "$waits" -gt $((4 * MIB)) ] || wrong "only $waits bytes are said to wait"
+  exits 0 bkfs status "$MNT"
+  says 'not stored +[0-9.]+ MiB: .*on their way'
+  exits 0 bkfs snapshot "$MNT" counted
+  exits 0 bkfs status "$MNT"
+  says 'not stored +0 B$'
+  [ "$(awk '$1 == "bkfs_waiting_bytes" {print $2}' "$MNT/.bkfs/metrics")" = 0 ]
+  unmounted
+}
+
+# --- bkfs run -------------------------------------------------------------------------------------
+
+run_refuses_a_taken_name_first() {
+  mounted
+  exits 0 bkfs snapshot "$MNT" taken
+  exits 125 bkfs run --name taken "$MNT" -- touch "$MNT/started"
+  says 'taken' 'already exists' 'the tool was not started' '--name'
+  exits 125 bkfs run --name .hidden "$MNT" -- touch "$MNT/started"
+  exits 125 bkfs run --tag "$(printf 't%.0s' $(seq 256))" "$MNT" -- touch "$MNT/started"
+  [ ! -e "$MNT/started" ] || wrong "the tool was started"
+  # A name that is taken while the tool runs is refused at the end.
+  exits 125 bkfs run --name meanwhile "$MNT" -- "$MACHINE/run" "$BKFS_BIN" snapshot "$MNT" meanwhile
+  says 'the tool succeeded' 'meanwhile'
+  exits 0 bkfs run --name free "$MNT" -- touch "$MNT/started"
+  unmounted
+}
+
+case_of "status counts what was accepted and waits for a slow store" status_counts_what_waits
+case_of "run refuses a taken name before the tool starts, and at its end" \
+  run_refuses_a_taken_name_first
+exit 0

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::cli::access::{open, split_path};
 use crate::cli::left_out::LeftOut;
+use crate::cli::named::snapshot;
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, name_exactly, name_text};
 use crate::cli::runtime::block_on;
@@ -43,11 +44,12 @@ pub struct Diff {
 /// names of a hostile tree were left out.
 pub fn run(command: Diff, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
-        let repository = open(&command.url, global).await?;
+        let (url, global) = target(&command.url, global)?;
+        let repository = open(&url, &global).await?;
         let (left_name, left_path) = split_path(&command.left)?;
         let (right_name, right_path) = split_path(&command.right)?;
-        let (_, left) = repository.snapshot(&global.volume, left_name).await?;
-        let (_, right) = repository.snapshot(&global.volume, right_name).await?;
+        let (_, left) = snapshot(&repository, &global, left_name).await?;
+        let (_, right) = snapshot(&repository, &global, right_name).await?;
         let failed = |error: crate::restore::error::RestoreError| Failure::new(error.to_string());
         let inodes = (
             resolve(&left, left_path).await.map_err(failed)?,

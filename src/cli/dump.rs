@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use crate::cli::access::{open, split_path};
 use crate::cli::left_out::LeftOut;
+use crate::cli::named::snapshot;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, name_text};
 use crate::cli::runtime::block_on;
@@ -111,9 +112,10 @@ async fn write_out(bytes: Bytes) -> io::Result<()> {
 /// than asked for, 13 if damage ends the output early, 3 if names of a hostile tree were left out.
 pub fn run(command: Dump, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
-        let repository = open(&command.url, global).await?;
+        let (url, global) = target(&command.url, global)?;
+        let repository = open(&url, &global).await?;
         let (name, path) = split_path(&command.what)?;
-        let (_, view) = repository.snapshot(&global.volume, name).await?;
+        let (_, view) = snapshot(&repository, &global, name).await?;
         let inode = resolve(&view, path)
             .await
             .map_err(|error| Failure::new(error.to_string()))?;

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::cli::access::open;
 use crate::cli::left_out::LeftOut;
+use crate::cli::named::{elsewhere, resolve};
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, name_exactly, name_text};
 use crate::cli::runtime::block_on;
@@ -15,8 +16,7 @@ use crate::fault::{Entered, Fault};
 use crate::glob::Glob;
 use crate::mounting::control::time_text;
 use crate::mounting::settings::size;
-use crate::repository::Repository;
-use crate::root::snapshots::{SnapshotEntry, SnapshotReference};
+use crate::root::snapshots::{SnapshotEntry, SnapshotList};
 use crate::tree::item::Attributes;
 use crate::volume::view::View;
 use crate::volume::{ROOT_INODE, mode};
@@ -140,23 +140,36 @@ pub fn run(command: Find, global: &Global, output: &Output) -> Result<(), Failur
             found: 0,
             left_out: LeftOut::default(),
         };
-        for entry in chosen(&command, global, &repository).await? {
-            let view = repository.view(&entry).await?;
-            search.look_into(&view, &entry).await?;
+        let list = repository.snapshots().await?;
+        let chosen = chosen(&command, &global, &list)?;
+        for entry in &chosen {
+            let view = repository.view(entry).await?;
+            search.look_into(&view, entry).await?;
         }
         if search.found == 0 {
-            output.remark("no file matches");
+            output.remark(nothing(&list, &global.volume, chosen.is_empty()));
         }
         search.left_out.conclude()
     })
 }
 
-async fn chosen(
+/// Returns what is said if no file was found: volumes that were not searched may hold it.
+fn nothing(list: &SnapshotList, volume: &str, is_empty: bool) -> String {
+    let found = match is_empty {
+        true => format!("no snapshots of volume {}", name_text(volume.as_bytes())),
+        false => "no file matches".to_owned(),
+    };
+    match elsewhere(list, volume, None) {
+        Some(others) => format!("{found}. {others}"),
+        None => found,
+    }
+}
+
+fn chosen(
     command: &Find,
     global: &Global,
-    repository: &Repository,
+    list: &SnapshotList,
 ) -> Result<Vec<SnapshotEntry>, Failure> {
-    let list = repository.snapshots().await?;
     if command.snapshots.is_empty() {
         return Ok(list
             .of_volume(&global.volume)
@@ -166,8 +179,7 @@ async fn chosen(
     }
     let mut entries = Vec::new();
     for name in &command.snapshots {
-        let reference = SnapshotReference::parse(name)?;
-        entries.push(list.resolve(&global.volume, &reference)?.clone());
+        entries.push(resolve(list, &global.volume, name)?.clone());
     }
     Ok(entries)
 }

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::cli::access::{Repository, open, split_path};
 use crate::cli::left_out::LeftOut;
+use crate::cli::named::snapshot;
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, name_exactly, name_text};
 use crate::cli::runtime::block_on;
@@ -58,9 +59,10 @@ struct Row {
 /// tree were left out.
 pub fn run(command: Ls, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
-        let repository: Repository = open(&command.url, global).await?;
+        let (url, global) = target(&command.url, global)?;
+        let repository: Repository = open(&url, &global).await?;
         let (name, path) = split_path(&command.what)?;
-        let (_, view) = repository.snapshot(&global.volume, name).await?;
+        let (_, view) = snapshot(&repository, &global, name).await?;
         let inode = resolve(&view, path)
             .await
             .map_err(|error| Failure::new(error.to_string()))?;

@@ -27,6 +27,7 @@ mod limits;
 mod lock;
 mod ls;
 mod mount;
+mod named;
 pub mod options;
 pub mod output;
 mod password;

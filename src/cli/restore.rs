@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::cli::access::{Access, open_with, split_path};
 use crate::cli::limits::raise_descriptor_limit;
+use crate::cli::named::snapshot;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes, complain, name_exactly, name_text};
 use crate::cli::progress::Bar;
@@ -62,7 +63,7 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
         access.read_once();
         let repository = open_with(&access).await?;
         let (name, path) = split_path(&command.what)?;
-        let (entry, view) = repository.snapshot(&global.volume, name).await?;
+        let (entry, view) = snapshot(&repository, &global, name).await?;
         let inode = resolve(&view, path).await.map_err(failure)?;
         let attributes = view.attributes(Scope::Live, inode).await?;
         let total = match (

@@ -3,8 +3,9 @@
 use serde::Serialize;
 
 use crate::cli::access::{open, target};
+use crate::cli::named::elsewhere;
 use crate::cli::options::Global;
-use crate::cli::output::{Failure, Output, bytes};
+use crate::cli::output::{Failure, Output, bytes, name_text};
 use crate::cli::runtime::block_on;
 use crate::printable;
 use crate::root::snapshots::SnapshotEntry;
@@ -73,7 +74,15 @@ pub fn run(command: Snapshots, global: &Global, output: &Output) -> Result<(), F
                 .try_for_each(|entry| output.result(&Row::from(*entry), String::new));
         }
         if entries.is_empty() {
-            output.remark(format_args!("no snapshots of volume {}", global.volume));
+            let others = elsewhere(&list, &global.volume, None);
+            let of = match command.all {
+                true => String::new(),
+                false => format!(" of volume {}", name_text(global.volume.as_bytes())),
+            };
+            let others = others
+                .map(|others| format!(". {others}"))
+                .unwrap_or_default();
+            output.remark(format_args!("no snapshots{of}{others}"));
             return Ok(());
         }
         output.result(&(), || table(&entries, command.all))

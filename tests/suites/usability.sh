@@ -59,7 +59,32 @@ run_refuses_a_taken_name_first() {
   unmounted
 }
 
+# --- what other volumes hold ----------------------------------------------------------------------
+
+nothing_found_leads_to_other_volumes() {
+  local other=$SUITE_TMP/volumes
+  init_local "$other" >/dev/null
+  exits 0 bkfs snapshots "$other"
+  says 'no snapshots of volume main'
+  echo stream | bkfs put "$other" a/file --name monday
+  exits 0 bkfs snapshots "$other"
+  says 'no snapshots of volume main. Other volumes have snapshots: streams \(1\); give' \
+    '--volume streams'
+  exits 1 bkfs ls "$other" monday
+  says 'Other volumes have a snapshot of that name: streams'
+  exits 1 bkfs restore "$other" latest "$SUITE_TMP/nothing"
+  says 'streams \(1\)'
+  exits 0 bkfs find "$other" file
+  says 'no snapshots of volume main. Other volumes' 'streams'
+  exits 0 bkfs find "$other" file --volume streams
+  says '^monday:/a/file'
+  exits 1 bkfs dump "$other" tuesday:/a/file --volume streams
+  says 'bkfs snapshots lists'
+}
+
 case_of "status counts what was accepted and waits for a slow store" status_counts_what_waits
 case_of "run refuses a taken name before the tool starts, and at its end" \
   run_refuses_a_taken_name_first
+case_of "a command that finds nothing names the volumes that have snapshots" \
+  nothing_found_leads_to_other_volumes
 exit 0

@@ -12,7 +12,6 @@ use bkfs_chunker::crypto::{Keyring, SlotName};
 use bkfs_store::{RepositoryUrl, Store, StoreErrorKind, StoreOptions, open_store, parse_url};
 
 use crate::acquaintance::{Acquaintance, AddressRecord, known_at};
-use crate::cli::control::MountClient;
 use crate::cli::options::{Global, key_name};
 use crate::cli::output::{self, Code, Failure, bytes};
 use crate::cli::password::{Asking, Sources, Variables};
@@ -389,44 +388,6 @@ pub fn explain(error: RootError, url: &RepositoryUrl) -> Failure {
         failure.hint = Some(format!("Check the URL, or create one: bkfs init {url}"));
     }
     failure
-}
-
-/// Returns the repository of a mount, with the endpoint and region that the mount was given, or the
-/// URL itself. Arguments of the user win.
-///
-/// # Errors
-/// [`Code::Failed`] if the mount table cannot be read.
-pub fn target(text: &str, global: &Global) -> Result<(String, Global), Failure> {
-    let mut global = global.clone();
-    let Some(source) = mounted_source(text)? else {
-        return Ok((text.to_owned(), global));
-    };
-    // A mount that does not answer still says what it shows.
-    let status = MountClient::find(Path::new(text))?.status();
-    let status = status.unwrap_or_default();
-    let told = |name: &str| status[name].as_str().map(str::to_owned);
-    global.endpoint = global.endpoint.or_else(|| told("endpoint"));
-    global.region = global.region.or_else(|| told("region"));
-    Ok((source, global))
-}
-
-/// Returns the URL of the repository of a mount, or the URL itself.
-///
-/// # Errors
-/// [`Code::Failed`] if the mount table cannot be read.
-pub fn target_url(text: &str) -> Result<String, Failure> {
-    mounted_source(text).map(|source| source.unwrap_or_else(|| text.to_owned()))
-}
-
-fn mounted_source(text: &str) -> Result<Option<String>, Failure> {
-    let path = Path::new(text);
-    if text.contains("://") || !path.is_dir() {
-        return Ok(None);
-    }
-    let mount =
-        bkfs_fuse::find_mount(path).map_err(|error| Failure::new(format!("{text}: {error}")))?;
-    let mount = mount.filter(bkfs_fuse::MountInfo::is_bkfs);
-    Ok(mount.map(|mount| mount.source.to_string_lossy().into_owned()))
 }
 
 /// Splits `NAME[:/path]` into the name and the path (`/` without one). A time has colons of its

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::cli::access::{Access, Bare, Repository, open_bare, open_with, target, target_url};
+use crate::cli::access::{Access, Bare, Repository, open_bare, open_with};
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes, complain};
 use crate::cli::progress::{Bar, Position};
@@ -62,7 +62,7 @@ pub struct Check {
     /// quarantine, so that the next write of the same data stores it again
     #[arg(long)]
     repair: bool,
-    /// Restore what is damaged or missing from this repository, as far as it has it; with
+    /// Restore what is damaged or missing from this repository (or a mount of it), as far as it has it; with
     /// --read-data, damaged file contents too
     #[arg(long, value_name = "URL", requires = "repair")]
     from: Option<String>,
@@ -151,8 +151,7 @@ async fn open_source(url: &str, source: &Source, global: &Global) -> Result<Repo
         memory_bytes: Settings::default().memory_bytes / 2,
         ..Settings::default()
     };
-    let url = target_url(url)?;
-    open_with(&source.access(&url, global, &settings)?).await
+    open_with(&source.access(url, global, &settings)?).await
 }
 
 fn failure(error: RootError) -> Failure {

@@ -12,6 +12,7 @@ use crate::cli::output::{Code, Failure, Output, bytes, name_text};
 use crate::cli::progress::{Bar, Position};
 use crate::cli::runtime::block_on;
 use crate::cli::source::Source;
+use crate::cli::target::target;
 use crate::mounting::settings::{Settings, size};
 use crate::replicate::progress::CopyProgress;
 use crate::replicate::{Outcome, ReplicateError, Replication};
@@ -30,9 +31,9 @@ use crate::root::error::RootError;
 /// or the configuration.
 #[derive(Debug, clap::Args)]
 pub struct Copy {
-    /// The repository to copy from
+    /// The repository to copy from, or a mount of one
     from: String,
-    /// The repository to copy to; create it with bkfs init
+    /// The repository to copy to, or a mount of one; create it with bkfs init
     to: String,
     /// Copy only this snapshot; may be repeated (default: all of the volume)
     #[arg(long = "snapshot", value_name = "NAME")]
@@ -80,9 +81,11 @@ pub fn run(command: Copy, global: &Global, output: &Output) -> Result<(), Failur
             ..Settings::default()
         };
         let from = open_with(&command.source.access(&command.from, global, &settings)?).await?;
-        let to = Access::of_mount(&command.to, global, &settings)?;
+        let (to, of_target) = target(&command.to, global)?;
+        let to = Access::of_mount(&to, &of_target, &settings)?;
         let to = Arc::new(open_with(&to).await?);
-        let volumes = volumes(&command, global, &from).await?;
+        let (_, of_source) = target(&command.from, global)?;
+        let volumes = volumes(&command, &of_source, &from).await?;
         let progress = Arc::new(CopyProgress::default());
         let bar = follow(output, progress.clone());
         let mut outcomes = Vec::new();

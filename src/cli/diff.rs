@@ -10,6 +10,7 @@ use crate::cli::named::snapshot;
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, name_exactly, name_text};
 use crate::cli::runtime::block_on;
+use crate::cli::target::target;
 use crate::compare::{Change, Comparison, Difference};
 use crate::mounting::control::time_text;
 use crate::restore::resolve;
@@ -24,7 +25,7 @@ use crate::volume::mode;
 /// names, because bkfs then lists the directories.
 #[derive(Debug, clap::Args)]
 pub struct Diff {
-    /// The repository
+    /// The repository, or a mount of one
     url: String,
     /// The first snapshot, and a path in it
     #[arg(value_name = "A[:/PATH]")]

@@ -14,6 +14,7 @@ use crate::cli::named::snapshot;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, name_text};
 use crate::cli::runtime::block_on;
+use crate::cli::target::target;
 use crate::dump::{DumpError, Dumped, Sink, archive, file};
 use crate::fault::Fault;
 use crate::restore::resolve;
@@ -35,7 +36,7 @@ const PIPE_CLOSED: i32 = 128 + libc::SIGPIPE;
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Dump {
-    /// The repository
+    /// The repository, or a mount of one
     url: String,
     /// Snapshot and path: NAME:/path, latest:/path or @TIME:/path
     #[arg(value_name = "NAME[:/PATH]")]

@@ -12,6 +12,7 @@ use crate::cli::named::{elsewhere, resolve};
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, name_exactly, name_text};
 use crate::cli::runtime::block_on;
+use crate::cli::target::target;
 use crate::fault::{Entered, Fault};
 use crate::glob::Glob;
 use crate::mounting::control::time_text;
@@ -33,7 +34,7 @@ use crate::walk::{self, Named, join, names};
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Find {
-    /// The repository
+    /// The repository, or a mount of one
     url: String,
     /// The pattern for names or paths
     pattern: OsString,
@@ -130,7 +131,8 @@ struct Search<'a> {
 /// left out.
 pub fn run(command: Find, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
-        let repository = open(&command.url, global).await?;
+        let (url, global) = target(&command.url, global)?;
+        let repository = open(&url, &global).await?;
         let pattern = command.pattern.as_bytes();
         let mut search = Search {
             command: &command,

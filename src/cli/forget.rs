@@ -2,11 +2,12 @@
 
 use serde_json::{Value, json};
 
-use crate::cli::access::{Repository, open, target};
+use crate::cli::access::{Repository, open};
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output};
 use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
+use crate::cli::target::target;
 use crate::retain::{Policy, Reason, Span, plan};
 use crate::root::error::RootError;
 use crate::root::forget::ListChanger;

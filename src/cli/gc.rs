@@ -6,11 +6,12 @@ use bkfs_store::lock::LOCK_DAYS_MAX;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::cli::access::{open, target_url};
+use crate::cli::access::open;
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, bytes};
 use crate::cli::progress::{Bar, Position};
 use crate::cli::runtime::block_on;
+use crate::cli::target::target;
 use crate::maintain::collect::locks::Waiting;
 use crate::maintain::collect::plan::Effort;
 use crate::maintain::collect::share::{Count, FLOOR_BYTES, LIMIT_PERCENT, Share};
@@ -82,8 +83,8 @@ fn percent(text: &str) -> Result<f64, String> {
 /// `--yes-delete`, or if the credentials may not delete: nothing is collected then.
 pub fn run(command: Gc, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
-        let url = target_url(&command.url)?;
-        let repository = open(&url, global).await?;
+        let (url, global) = target(&command.url, global)?;
+        let repository = open(&url, &global).await?;
         if !command.dry_run {
             may_delete(&repository.handle)
                 .await

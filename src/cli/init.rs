@@ -9,6 +9,7 @@ use crate::cli::access::{Access, explain};
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output};
 use crate::cli::runtime::block_on;
+use crate::cli::target::refuse_mount;
 use crate::places;
 use crate::repository::{self, Creation};
 
@@ -50,6 +51,7 @@ pub struct Init {
 /// terminal.
 pub fn run(command: Init, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
+        refuse_mount(&command.url)?;
         let access = Access::of_command(&command.url, global)?;
         let mode = command.lock_mode;
         let lock = command.lock_days.map(|days| LockRule { days, mode });

@@ -8,12 +8,13 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use zeroize::Zeroizing;
 
-use crate::cli::access::{Access, explain, target_url};
+use crate::cli::access::{Access, explain};
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
 use crate::cli::password::{Password, Sources, Variables};
 use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
+use crate::cli::target::target;
 use crate::environment::Environment;
 use crate::root::error::RootError;
 use crate::root::key_change::{ADD, KeyChange, KeyEntry, PASSWD, REMOVE, ROTATION};
@@ -124,7 +125,7 @@ struct Passwd {
 /// the command.
 #[derive(Debug, Args)]
 struct Rotate {
-    /// The repository
+    /// The repository, or a mount of one
     url: String,
     /// Drop the keys of other passwords
     #[arg(long)]
@@ -168,9 +169,9 @@ pub fn run(command: Key, global: &Global, output: &Output) -> Result<(), Failure
         Action::Passwd(action) => &action.url,
         Action::Rotate(action) => &action.url,
     };
-    let url = target_url(url)?;
+    let (url, global) = &target(url, global)?;
     block_on(async {
-        let access = Access::of_command(&url, global)?;
+        let access = Access::of_command(url, global)?;
         let store = open_store(&access.url, &access.store)
             .await
             .map_err(|error| explain(error.into(), &access.url))?;

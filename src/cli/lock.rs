@@ -4,10 +4,11 @@ use bkfs_store::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
 use jiff::Timestamp;
 use serde_json::json;
 
-use crate::cli::access::{Access, Repository, open_with, target_url};
+use crate::cli::access::{Access, Repository, open_with};
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output};
 use crate::cli::runtime::block_on;
+use crate::cli::target::target;
 use crate::root::error::RootError;
 use crate::root::rule;
 use crate::root::session::OpenSession;
@@ -40,8 +41,8 @@ pub struct LockCommand {
 /// has.
 pub fn run(command: LockCommand, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
-        let url = target_url(&command.url)?;
-        let mut access = Access::of_command(&url, global)?;
+        let (url, global) = target(&command.url, global)?;
+        let mut access = Access::of_command(&url, &global)?;
         // A change also puts a rule right that the root does not tell of.
         access.accepted.lock_rule = command.days.is_some();
         let repository = open_with(&access).await?;

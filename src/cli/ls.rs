@@ -11,6 +11,7 @@ use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, name_exactly, name_text};
 use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
+use crate::cli::target::target;
 use crate::fault::Entered;
 use crate::restore::resolve;
 use crate::tree::item::{Attributes, Item};
@@ -23,7 +24,7 @@ use crate::walk::{self, Named, names};
 /// List files of a snapshot without a mount
 #[derive(Debug, clap::Args)]
 pub struct Ls {
-    /// The repository
+    /// The repository, or a mount of one
     url: String,
     /// Snapshot and path: NAME, NAME:/path, latest, @TIME
     #[arg(value_name = "NAME[:/PATH]")]

@@ -43,6 +43,7 @@ mod snapshots;
 mod source;
 mod stats;
 mod status;
+mod target;
 mod umount;
 
 use options::Global;

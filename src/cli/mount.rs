@@ -19,6 +19,7 @@ use crate::cli::limits::raise_descriptor_limit;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
 use crate::cli::runtime::SHUTDOWN_PATIENCE;
+use crate::cli::target::target_of_mount;
 use crate::logging::Log;
 use crate::mounting::error::MountingError;
 use crate::mounting::outcome::{self, Outcome};
@@ -43,7 +44,7 @@ const UNMOUNT_TRIES: u32 = 20;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = OPTIONS_HELP)]
 pub struct MountCommand {
-    /// The repository: s3://bucket/prefix, gs://…, az://…, or a directory
+    /// The repository: s3://bucket/prefix, gs://…, az://…, a directory, or a mount point
     url: String,
     /// The directory to mount it at
     mountpoint: PathBuf,
@@ -164,7 +165,8 @@ fn bring_up(
     runtime: &Runtime,
 ) -> Result<Mounted, Failure> {
     make_way(&command.mountpoint, output)?;
-    let access = Access::of_mount(&command.url, global, &settings)?;
+    let (url, global) = &target_of_mount(&command.url, global)?;
+    let access = Access::of_mount(url, global, &settings)?;
     let absent =
         |error: std::io::Error| Failure::new(format!("{}: {error}", command.mountpoint.display()));
     if command.init {

@@ -18,6 +18,7 @@ use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes};
 use crate::cli::progress::{Bar, Position};
 use crate::cli::runtime::block_on;
+use crate::cli::target::target;
 use crate::mounting::alone::{Alone, AloneParts};
 use crate::mounting::error::MountingError;
 use crate::mounting::settings::Settings;
@@ -51,7 +52,7 @@ const VOLUME: &str = "streams";
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Put {
-    /// The repository
+    /// The repository, or a mount of one
     url: String,
     /// The path of the file in the volume; missing directories are created
     path: OsString,
@@ -94,7 +95,8 @@ pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure
     let umask = umask();
     block_on(async {
         let started = Instant::now();
-        let repository = Arc::new(open(&command.url, global).await?);
+        let (url, global) = target(&command.url, global)?;
+        let repository = Arc::new(open(&url, &global).await?);
         let volume = match global.volume_is_given {
             true => global.volume.clone(),
             false => VOLUME.to_owned(),

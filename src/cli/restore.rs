@@ -15,6 +15,7 @@ use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes, complain, name_exactly, name_text};
 use crate::cli::progress::Bar;
 use crate::cli::runtime::block_on;
+use crate::cli::target::target;
 use crate::restore::error::RestoreError;
 use crate::restore::job::{Options, Problem, RestoreProgress};
 use crate::restore::{resolve, restore};
@@ -31,7 +32,7 @@ use crate::volume::state::Scope;
 /// is complete.
 #[derive(Debug, clap::Args)]
 pub struct Restore {
-    /// The repository
+    /// The repository, or a mount of one
     url: String,
     /// Snapshot and path: NAME, NAME:/path, latest, @TIME
     #[arg(value_name = "NAME[:/PATH]")]
@@ -59,7 +60,8 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
     raise_descriptor_limit();
     block_on(async {
         let started = Instant::now();
-        let mut access = Access::of_command(&command.url, global)?;
+        let (url, global) = target(&command.url, global)?;
+        let mut access = Access::of_command(&url, &global)?;
         access.read_once();
         let repository = open_with(&access).await?;
         let (name, path) = split_path(&command.what)?;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::cli::access::{Repository, open, target_url};
+use crate::cli::access::{Repository, open};
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
 use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
+use crate::cli::target::target;
 use crate::mounting::error::MountingError;
 use crate::mounting::spool_place::SpoolPlace;
 use crate::mounting::{MountPlan, SESSION_END};
@@ -81,7 +82,8 @@ pub fn run(command: Session, global: &Global, output: &Output) -> Result<(), Fai
 }
 
 async fn list(command: List, global: &Global, output: &Output) -> Result<(), Failure> {
-    let repository = open(&target_url(&command.url)?, global).await?;
+    let (url, global) = target(&command.url, global)?;
+    let repository = open(&url, &global).await?;
     let handle = &repository.handle;
     let root = &handle.current().root;
     let head = [
@@ -164,7 +166,8 @@ fn row_of_recovery_base(
 }
 
 async fn end(command: End, global: &Global, output: &Output) -> Result<(), Failure> {
-    let repository = Arc::new(open(&target_url(&command.url)?, global).await?);
+    let (url, global) = target(&command.url, global)?;
+    let repository = Arc::new(open(&url, &global).await?);
     if command.give_up {
         return forsake(&repository, &command.sessions, output).await;
     }

@@ -2,11 +2,12 @@
 
 use serde::Serialize;
 
-use crate::cli::access::{open, target};
+use crate::cli::access::open;
 use crate::cli::named::elsewhere;
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, bytes, name_text};
 use crate::cli::runtime::block_on;
+use crate::cli::target::target;
 use crate::printable;
 use crate::root::snapshots::SnapshotEntry;
 

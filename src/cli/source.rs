@@ -6,6 +6,7 @@ use crate::cli::access::Access;
 use crate::cli::options::Global;
 use crate::cli::output::Failure;
 use crate::cli::password::{Sources, Variables};
+use crate::cli::target::target;
 use crate::mounting::settings::Settings;
 
 /// The password and the store of the source. BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD and the
@@ -31,24 +32,31 @@ impl Source {
     /// address and region apply to it.
     ///
     /// # Errors
-    /// Those of [`Access::of_mount`].
+    /// Those of [`target`] and [`Access::of_mount`].
     pub fn access(
         &self,
         url: &str,
         global: &Global,
         settings: &Settings,
     ) -> Result<Access, Failure> {
+        // The endpoint of a mount comes before that of the other repository.
+        let own = Global {
+            endpoint: self.from_endpoint.clone(),
+            region: self.from_region.clone(),
+            ..global.clone()
+        };
+        let (url, own) = target(url, &own)?;
         let global = Global {
             password_file: None,
             password_command: None,
-            endpoint: self.from_endpoint.clone().or(global.endpoint.clone()),
-            region: self.from_region.clone().or(global.region.clone()),
+            endpoint: own.endpoint.or(global.endpoint.clone()),
+            region: own.region.or(global.region.clone()),
             min_generation: 0,
             accept_rollback: false,
             key: None,
             ..global.clone()
         };
-        let mut access = Access::of_mount(url, &global, settings)?;
+        let mut access = Access::of_mount(&url, &global, settings)?;
         let named = access.password;
         // BKFS_KEY also is of the other repository.
         access.key = None;

@@ -2,11 +2,12 @@
 
 use serde_json::{Value, json};
 
-use crate::cli::access::{open, target_url};
+use crate::cli::access::open;
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, bytes};
 use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
+use crate::cli::target::target;
 use crate::config::{Config, Prices};
 use crate::places;
 use crate::root::snapshots::SnapshotEntry;
@@ -33,10 +34,10 @@ pub struct StatsCommand {
 /// Exit code 2 if the configuration is not valid; the [`Failure`] of the repository.
 pub fn run(command: StatsCommand, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
-        let url = target_url(&command.url)?;
+        let (url, global) = target(&command.url, global)?;
         let config = Config::load(&places::config_files())
             .map_err(|error| Failure::usage(error.to_string()))?;
-        let repository = open(&url, global).await?;
+        let repository = open(&url, &global).await?;
         let list = repository.snapshots().await?;
         let root = repository.handle.current().root.clone();
         let content_store = &repository.content_store;

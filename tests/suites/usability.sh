@@ -82,9 +82,60 @@ nothing_found_leads_to_other_volumes() {
   says 'bkfs snapshots lists'
 }
 
+# --- mounts in place of URLs ----------------------------------------------------------------------
+
+mounts_stand_for_urls() {
+  local other=$SUITE_TMP/second command
+  mounted -o volume=db
+  echo data >"$MNT/file"
+  mkdir -p "$MNT/directory"
+  exits 0 bkfs snapshot "$MNT" one
+  echo more >>"$MNT/file"
+  exits 0 bkfs snapshot "$MNT" two
+  for command in "ls MNT one" "find MNT file" "dump MNT one:/file" "diff MNT one two" \
+    "restore MNT one:/file $SUITE_TMP/from-mount" "snapshots MNT" "stats MNT" "check MNT" \
+    "forget MNT --keep-last 9 --dry-run" "gc MNT --dry-run" "session list MNT" "lock MNT"; do
+    # shellcheck disable=SC2086
+    exits 0 bkfs ${command/MNT/$MNT}
+  done
+  # The volume of the mount is that of the command, unless --volume says otherwise.
+  exits 0 bkfs snapshots "$MNT/directory"
+  says '^one ' '^two '
+  (cd "$MNT/directory" && bkfs snapshots .) | grep -q '^one '
+  exits 0 bkfs snapshots "$MNT" --volume main
+  says_not '^one '
+  [ "$(cat "$SUITE_TMP/from-mount")" = data ]
+  echo stream | exits 0 bkfs put "$MNT" put/file -- echo stream
+  exits 0 bkfs dump "$MNT" latest:/put/file --volume streams
+  init_local "$other" >/dev/null
+  exits 0 bkfs copy "$MNT" "$other"
+  exits 0 bkfs snapshots "$other" --volume db
+  says '^one ' '^two '
+  exits 1 bkfs key list "$MNT"
+  says 'not encrypted'
+  # Another mount of the same repository.
+  mkdir -p "$SUITE_TMP/view"
+  exits 0 bkfs mount "$MNT" "$SUITE_TMP/view" -o "ro,cache_dir=$MACHINE/bkfs-cache"
+  [ -e "$SUITE_TMP/view/file" ] || wrong "the other mount shows another volume"
+  exits 0 bkfs umount "$SUITE_TMP/view"
+  exits 1 bkfs init --no-encryption "$MNT"
+  says 'is a mount of'
+  # A repository in a mount is one of its own.
+  exits 0 bkfs init --no-encryption "$MNT/nested"
+  exits 0 bkfs snapshots "$MNT/nested"
+  says_not '^one '
+  # A mount whose daemon was killed still says what it was a mount of.
+  kill -KILL "$(daemon_of "$MNT")"
+  wait_for 10 sh -c "! ls '$MNT/names'"
+  exits 0 bkfs snapshots "$MNT" --volume db
+  says '^one ' '^two '
+  umount -i -l "$MNT"
+}
+
 case_of "status counts what was accepted and waits for a slow store" status_counts_what_waits
 case_of "run refuses a taken name before the tool starts, and at its end" \
   run_refuses_a_taken_name_first
 case_of "a command that finds nothing names the volumes that have snapshots" \
   nothing_found_leads_to_other_volumes
+case_of "every command takes a mount in place of a URL" mounts_stand_for_urls
 exit 0

@@ -1,0 +1,168 @@
+//! Mounts in place of URLs: the repository that a mount shows, its store and its volume.
+//!
+//! Owns when a path means a mount. Does not own how a repository is opened (`access`).
+
+use std::path::Path;
+
+use bkfs_fuse::MountInfo;
+
+use crate::cli::control::MountClient;
+use crate::cli::options::Global;
+use crate::cli::output::Failure;
+use crate::config::Config;
+use crate::places;
+
+/// Returns the repository of a mount, with the endpoint, the region and the volume that the mount
+/// was given, or the URL itself. Arguments of the user win.
+///
+/// # Errors
+/// Exit code 1 if the mount table cannot be read, 2 if the configuration is malformed.
+pub fn target(text: &str, global: &Global) -> Result<(String, Global), Failure> {
+    let mut global = global.clone();
+    let Some(mount) = mount_of(text)? else {
+        return Ok((text.to_owned(), global));
+    };
+    let told = Told::by(text);
+    global.endpoint = global.endpoint.or(told.endpoint);
+    global.region = global.region.or(told.region);
+    if let Some(volume) = told.volume.filter(|_| !global.volume_is_given) {
+        global.volume = volume;
+    }
+    Ok((source_of(&mount), global))
+}
+
+/// The same for the path of a mount point alone, not for directories in it: a new mount may be of a
+/// repository that lies in another mount.
+///
+/// # Errors
+/// Those of [`target`].
+pub fn target_of_mount(text: &str, global: &Global) -> Result<(String, Global), Failure> {
+    match mount_of(text)?.filter(|mount| is_at(mount, Path::new(text))) {
+        Some(_) => target(text, global),
+        None => Ok((text.to_owned(), global.clone())),
+    }
+}
+
+/// Refuses a mount point where a new repository is to be made.
+///
+/// # Errors
+/// Exit code 1 if bkfs is mounted there; otherwise those of [`target`].
+pub fn refuse_mount(text: &str) -> Result<(), Failure> {
+    match mount_of(text)?.filter(|mount| is_at(mount, Path::new(text))) {
+        None => Ok(()),
+        Some(mount) => {
+            let message = format!("{text} is a mount of {}", source_of(&mount));
+            Err(Failure::new(message).hint("Give the URL of the new repository."))
+        }
+    }
+}
+
+/// What a mount says of its repository. A mount that does not answer says nothing.
+#[derive(Default)]
+struct Told {
+    endpoint: Option<String>,
+    region: Option<String>,
+    volume: Option<String>,
+}
+
+impl Told {
+    fn by(mount: &str) -> Told {
+        let status = MountClient::find(Path::new(mount)).and_then(|mount| mount.status());
+        let Ok(status) = status else {
+            return Told::default();
+        };
+        let told = |name: &str| status[name].as_str().map(str::to_owned);
+        Told {
+            endpoint: told("endpoint"),
+            region: told("region"),
+            volume: told("volume"),
+        }
+    }
+}
+
+fn source_of(mount: &MountInfo) -> String {
+    mount.source.to_string_lossy().into_owned()
+}
+
+/// Returns the bkfs mount that `text` means: its mount point, or a directory in it that is no
+/// repository. A bare word means one only if bkfs is mounted right there, and if it names no
+/// repository of the configuration.
+fn mount_of(text: &str) -> Result<Option<MountInfo>, Failure> {
+    let path = Path::new(text);
+    if text.contains("://") || !may_be_mounted(path) {
+        return Ok(None);
+    }
+    let mount =
+        bkfs_fuse::find_mount(path).map_err(|error| Failure::new(format!("{text}: {error}")))?;
+    let Some(mount) = mount.filter(MountInfo::is_bkfs) else {
+        return Ok(None);
+    };
+    if is_at(&mount, path) {
+        let config = Config::load(&places::config_files())
+            .map_err(|error| Failure::usage(error.to_string()))?;
+        return Ok((!config.repositories.contains_key(text)).then_some(mount));
+    }
+    let is_path = text.contains('/') || matches!(text, "." | "..");
+    let means_it = is_path && !holds_repository(path);
+    Ok(means_it.then_some(mount))
+}
+
+/// Returns true for directories, and for mount points whose daemon has ended or does not let this
+/// user in.
+fn may_be_mounted(path: &Path) -> bool {
+    match std::fs::metadata(path) {
+        Ok(found) => found.is_dir(),
+        Err(error) => matches!(
+            error.raw_os_error(),
+            Some(libc::ENOTCONN | libc::ECONNABORTED | libc::EACCES)
+        ),
+    }
+}
+
+/// Returns true if the path leads to the mount point itself.
+fn is_at(mount: &MountInfo, path: &Path) -> bool {
+    // The mount point of a daemon that has ended cannot be resolved, but the directory above can.
+    let resolved = std::fs::canonicalize(path).or_else(|error| {
+        let absolute = std::path::absolute(path)?;
+        match (absolute.parent(), absolute.file_name()) {
+            (Some(above), Some(name)) => Ok(std::fs::canonicalize(above)?.join(name)),
+            _ => Err(error),
+        }
+    });
+    resolved.is_ok_and(|path| path == mount.mount_point)
+}
+
+/// Returns true if a repository lies in this directory.
+fn holds_repository(path: &Path) -> bool {
+    path.join("config").is_file() && path.join("root").is_file()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repository_in_a_directory_is_known_by_its_objects() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(!holds_repository(directory.path()));
+        std::fs::write(directory.path().join("config"), "of a tool").unwrap();
+        assert!(!holds_repository(directory.path()));
+        std::fs::write(directory.path().join("root"), "").unwrap();
+        assert!(holds_repository(directory.path()));
+    }
+
+    #[test]
+    fn only_directories_can_be_mounts() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        assert!(may_be_mounted(directory.path()));
+        assert!(!may_be_mounted(&file) && !may_be_mounted(&directory.path().join("absent")));
+        assert!(mount_of("s3://bucket/prefix").unwrap().is_none());
+        assert!(
+            mount_of(&directory.path().to_string_lossy())
+                .unwrap()
+                .is_none()
+        );
+    }
+}

@@ -12,6 +12,7 @@ use crate::cli::output::{Code, Failure, Output, bytes, complain};
 use crate::cli::progress::{Bar, Position};
 use crate::cli::runtime::block_on;
 use crate::cli::source::Source;
+use crate::cli::target::target;
 use crate::environment::Environment;
 use crate::maintain::check::check;
 use crate::maintain::heal::counts::Healed;
@@ -180,9 +181,9 @@ async fn mend(
         let remarks = plan.remarks.clone();
         if is_planned {
             let problems = findings.report.problems.iter().take(SHOWN_PROBLEMS);
-            problems.for_each(|problem| output.remark(problem));
+            problems.for_each(|problem| output.finding(problem));
             for step in &plan.steps {
-                output.remark(format_args!("repair: {step}"));
+                output.finding(format_args!("repair: {step}"));
             }
             let done = repair::execute(store, keyring, options, &findings, plan).await;
             done.map_err(|error| match is_changed {
@@ -196,7 +197,7 @@ async fn mend(
             None => Healed::default(),
         };
         if !healed.is_nothing() {
-            output.remark(format_args!("repair: {}", brought_back(&healed)));
+            output.finding(format_args!("repair: {}", brought_back(&healed)));
             all.add(&healed);
             is_changed = true;
         } else if !is_planned {

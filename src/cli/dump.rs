@@ -156,7 +156,7 @@ fn conclude(dumped: Result<Dumped, DumpError>, output: &Output) -> Result<(), Fa
     match dumped {
         Ok(Dumped { skipped: 0, .. }) => Ok(()),
         Ok(Dumped { skipped, .. }) => {
-            output.remark(format_args!(
+            output.finding(format_args!(
                 "left out {skipped} sockets: tar archives cannot hold them"
             ));
             Ok(())

@@ -16,7 +16,7 @@ pub struct Global {
     /// Print JSON: one object, or one per line
     #[arg(long, global = true)]
     pub(super) json: bool,
-    /// Print only errors
+    /// Show no progress and no remarks: only results, warnings and errors
     #[arg(short, long, global = true)]
     pub(super) quiet: bool,
     /// Log more; give it twice to log everything

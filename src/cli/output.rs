@@ -220,7 +220,7 @@ impl Output {
         !self.quiet && !self.json && io::stderr().is_terminal()
     }
 
-    /// Prints a result: `value` as JSON, or `text`.
+    /// Prints a result: `value` as JSON, or `text`, also if the user wants no progress.
     ///
     /// # Errors
     /// [`Code::Failed`] if standard output cannot be written. A reader that has closed the pipe is
@@ -234,9 +234,6 @@ impl Output {
             let line =
                 serde_json::to_string(value).map_err(|error| Failure::new(error.to_string()))?;
             return self.print(&printable::json(&line));
-        }
-        if self.quiet {
-            return Ok(());
         }
         self.print(&printable::lines(&text()))
     }
@@ -268,7 +265,15 @@ impl Output {
         }
     }
 
-    /// A remark for people, on stderr.
+    /// A part of the result for people, on stderr: standard output belongs to something else, or
+    /// the exit code says it to scripts.
+    pub fn finding(&self, text: impl fmt::Display) {
+        if !self.json {
+            complain(format_args!("bkfs: {text}"));
+        }
+    }
+
+    /// A remark for people, on stderr, unless only results are wanted.
     pub fn remark(&self, text: impl fmt::Display) {
         if !self.quiet && !self.json {
             complain(format_args!("bkfs: {text}"));
@@ -277,9 +282,7 @@ impl Output {
 
     /// What is lost or set aside, on stderr, whatever is on stdout.
     pub fn warning(&self, text: impl fmt::Display) {
-        if !self.quiet {
-            complain(format_args!("bkfs: {text}"));
-        }
+        complain(format_args!("bkfs: {text}"));
     }
 
     /// Prints a failure and returns its exit code.
@@ -370,6 +373,14 @@ mod tests {
         assert_eq!(print_to(&mut write, "line").unwrap(), Printed::Yes);
         read.shutdown(std::net::Shutdown::Both).unwrap();
         assert_eq!(print_to(&mut write, "line").unwrap(), Printed::ReaderGone);
+    }
+
+    #[test]
+    fn quiet_leaves_out_progress_and_nothing_else() {
+        let shown = |quiet| Output::new(false, quiet).shows_progress();
+        assert!(!shown(true));
+        // A test has no terminal to show progress on; the rest is the same either way.
+        assert_eq!(shown(false), io::stderr().is_terminal());
     }
 
     #[test]

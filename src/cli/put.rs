@@ -284,7 +284,7 @@ impl Input {
         let before = self.facts.file;
         if command.file.is_some() && (now != before || now.is_some_and(|now| now.length != length))
         {
-            output.remark("the file changed while it was read; bkfs stored what it read");
+            output.finding("the file changed while it was read; bkfs stored what it read");
         }
         Ok(())
     }

@@ -132,16 +132,16 @@ fn warn(command: &Restore, (xattrs, set_ids, special): (u64, u64, u64), output: 
     };
     if xattrs > 0 {
         let why = why("only root can set them, and only where the owner and group are restored");
-        output.remark(format_args!("left out {xattrs} extended attributes: {why}"));
+        output.finding(format_args!("left out {xattrs} extended attributes: {why}"));
     }
     if set_ids > 0 {
         let why = why("their owner and group were not restored");
-        output.remark(format_args!(
+        output.finding(format_args!(
             "left out the set-id bits of {set_ids} inodes: {why}"
         ));
     }
     if special > 0 {
-        output.remark(format_args!(
+        output.finding(format_args!(
             "left out {special} devices, fifos and sockets: --no-special was given"
         ));
     }

@@ -60,7 +60,7 @@ pub fn run(command: Run, _: &Global, output: &Output) -> Result<i32, Failure> {
     let status = block_on(run_tool(&command.command)).map_err(ours)?;
     if status != 0 {
         let tool = command.command[0].to_string_lossy();
-        output.remark(format_args!(
+        output.finding(format_args!(
             "{tool} ended with {status}: no snapshot was made"
         ));
         return Ok(status);
@@ -72,7 +72,7 @@ pub fn run(command: Run, _: &Global, output: &Output) -> Result<i32, Failure> {
     if output.is_json() {
         output.result(&answer, String::new)?;
     }
-    output.remark(format_args!(
+    output.finding(format_args!(
         "snapshot {} (generation {})",
         answer["name"].as_str().unwrap_or_default(),
         answer["generation"].as_u64().unwrap_or_default()

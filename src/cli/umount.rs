@@ -54,7 +54,7 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
     let generation = match (drained, command.discard) {
         (Ok(generation), _) => generation,
         (Err(failure), true) => {
-            output.remark(format_args!(
+            output.finding(format_args!(
                 "discarded what was not in the bucket: {}",
                 failure.message
             ));
@@ -124,7 +124,7 @@ fn unasked(
         );
         return Err(failure.context(doing).hint(hint));
     }
-    output.remark(format_args!(
+    output.finding(format_args!(
         "the daemon did not answer: {}",
         failure.message
     ));

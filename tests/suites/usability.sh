@@ -132,10 +132,39 @@ mounts_stand_for_urls() {
   umount -i -l "$MNT"
 }
 
+# --- quiet ----------------------------------------------------------------------------------------
+
+quiet_shows_results() {
+  local here=$SUITE_TMP/quiet
+  exits 0 bkfs -q init --no-encryption "$here"
+  says 'created repository'
+  exits 0 bkfs -q put "$here" file -- seq 100000
+  says '^snapshot .*: file,'
+  exits 0 bkfs -q snapshots "$here" --volume streams
+  says '^NAME'
+  exits 0 bkfs -q find "$here" file --volume streams
+  says ':/file$'
+  exits 0 bkfs -q find "$here" nothing --volume streams
+  [ ! -s "$SUITE_TMP/output" ] || wrong "a remark is left: $(cat "$SUITE_TMP/output")"
+  exits 0 bkfs -q restore "$here" latest:/file "$SUITE_TMP/quietly" --volume streams
+  says 'restored 1 inodes'
+  mounted
+  exits 0 bkfs -q run --name quiet "$MNT" -- true
+  says 'snapshot quiet'
+  exits 0 bkfs -q status "$MNT"
+  says 'not stored'
+  unmounted
+  # Damage is the result of a check.
+  find "$here/data" -type f -exec truncate -s 100 '{}' +
+  exits 13 bkfs -q check "$here"
+  says 'data/.*'
+}
+
 case_of "status counts what was accepted and waits for a slow store" status_counts_what_waits
 case_of "run refuses a taken name before the tool starts, and at its end" \
   run_refuses_a_taken_name_first
 case_of "a command that finds nothing names the volumes that have snapshots" \
   nothing_found_leads_to_other_volumes
 case_of "every command takes a mount in place of a URL" mounts_stand_for_urls
+case_of "-q silences progress and remarks, never results" quiet_shows_results
 exit 0

@@ -13,6 +13,7 @@ pub mod environment;
 pub mod extents;
 pub mod fault;
 pub mod glob;
+pub mod json_name;
 pub mod locking;
 mod logging;
 pub mod maintain;

@@ -8,10 +8,11 @@ use crate::cli::access::{open, split_path};
 use crate::cli::left_out::LeftOut;
 use crate::cli::named::snapshot;
 use crate::cli::options::Global;
-use crate::cli::output::{Failure, Output, name_exactly, name_text};
+use crate::cli::output::{Failure, Output, name_text};
 use crate::cli::runtime::block_on;
 use crate::cli::target::target;
 use crate::compare::{Change, Comparison, Difference};
+use crate::json_name::with_name;
 use crate::mounting::control::time_text;
 use crate::restore::resolve;
 use crate::tree::item::Attributes;
@@ -109,10 +110,10 @@ fn show(difference: &Difference, command: &Diff, output: &Output) -> Result<(), 
             Change::Metadata => "metadata",
             Change::Type => "type",
         },
-        "path": name_exactly(&path),
         "left": difference.left.as_ref().map(facts),
         "right": difference.right.as_ref().map(facts),
     });
+    let answer = with_name(answer, "path", &path);
     output.result(&answer, || format!("{letter} {shown}"))
 }
 

@@ -10,7 +10,7 @@ use crate::cli::access::open;
 use crate::cli::left_out::LeftOut;
 use crate::cli::named::{elsewhere, resolve};
 use crate::cli::options::Global;
-use crate::cli::output::{Failure, Output, name_exactly, name_text};
+use crate::cli::output::{Failure, Output, name_text};
 use crate::cli::runtime::block_on;
 use crate::cli::target::target;
 use crate::fault::{Entered, Fault};
@@ -255,13 +255,12 @@ impl Search<'_> {
         let row = json!({
             "snapshot": snapshot,
             "volume": entry.volume,
-            "path": name_exactly(path),
             "mode": format!("{:o}", attributes.mode),
             "size": size_of(&attributes),
             "modified": time_text(attributes.modified),
             "inode": named.inode,
         });
-        self.output.result(&row, || {
+        self.output.result(&with_name(row, "path", path), || {
             format!("{}:{shown}", name_text(snapshot.as_bytes()))
         })
     }

@@ -8,7 +8,7 @@ use crate::cli::access::{Repository, open, split_path};
 use crate::cli::left_out::LeftOut;
 use crate::cli::named::snapshot;
 use crate::cli::options::Global;
-use crate::cli::output::{Failure, Output, name_exactly, name_text};
+use crate::cli::output::{Failure, Output, name_text};
 use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
 use crate::cli::target::target;
@@ -40,7 +40,8 @@ pub struct Ls {
 /// A file in the form that scripts read.
 #[derive(Debug, Serialize)]
 struct Row {
-    path: String,
+    #[serde(flatten)]
+    path: JsonName,
     kind: &'static str,
     mode: String,
     uid: u32,
@@ -49,8 +50,8 @@ struct Row {
     modified: String,
     links: u32,
     inode: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    target: Option<String>,
+    #[serde(flatten)]
+    target: Option<JsonName>,
 }
 
 /// Prints the files of a directory, or one file.
@@ -75,7 +76,7 @@ pub fn run(command: Ls, global: &Global, output: &Output) -> Result<(), Failure>
             let wanted = (command.recursive, output);
             list(&view, inode, wanted, &mut left_out, emit).await?;
         } else {
-            let row = row(&view, trimmed(path), inode, &attributes, output).await?;
+            let row = row(&view, trimmed(path), inode, &attributes).await?;
             emit(row, &command, output, &mut rows)?;
         }
         if !output.is_json() && !rows.is_empty() {
@@ -102,11 +103,12 @@ fn emit(
         return output.result(&row, String::new);
     }
     if command.names {
-        return output.result(&(), || row.path);
+        return output.result(&(), || name_text(&row.path.name));
     }
+    let path = name_text(&row.path.name);
     let name = match &row.target {
-        Some(target) => format!("{} -> {target}", row.path),
-        None => row.path,
+        Some(target) => format!("{path} -> {}", name_text(&target.name)),
+        None => path,
     };
     rows.push([
         row.mode,
@@ -146,7 +148,7 @@ async fn list(
                     continue;
                 }
             };
-            emit(row(view, &path, inode, &attributes, output).await?)?;
+            emit(row(view, &path, inode, &attributes).await?)?;
             if recursive && mode::is_directory(attributes.mode) {
                 match entered.enter(inode, path.len()) {
                     Ok(()) => inside.push((inode, [path.as_slice(), b"/"].concat())),
@@ -165,16 +167,15 @@ async fn row(
     path: &[u8],
     inode: u64,
     attributes: &Attributes,
-    output: &Output,
 ) -> Result<Row, Failure> {
-    let text = match output.is_json() {
-        true => name_exactly,
-        false => name_text,
+    let named = |key, name: &[u8]| JsonName {
+        key,
+        name: name.to_vec(),
     };
     let target = match mode::is_symlink(attributes.mode) {
         false => None,
         true => match view.item(Scope::Live, &Key::symlink(inode)).await? {
-            Some(Item::Symlink(target)) => Some(text(&target)),
+            Some(Item::Symlink(target)) => Some(named("target", &target)),
             _ => None,
         },
     };
@@ -197,7 +198,7 @@ async fn row(
         attributes.size_bytes
     };
     Ok(Row {
-        path: text(path),
+        path: named("path", path),
         kind,
         mode: mode_text(letter, attributes.mode),
         uid: attributes.uid,

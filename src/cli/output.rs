@@ -336,15 +336,6 @@ pub fn name_text(name: &[u8]) -> String {
     printable::name(name)
 }
 
-/// A name as JSON has it: exactly what it is if it is UTF-8, which JSON demands; anything else is
-/// escaped.
-pub fn name_exactly(name: &[u8]) -> String {
-    match std::str::from_utf8(name) {
-        Ok(text) => text.to_owned(),
-        Err(_) => name.escape_ascii().to_string(),
-    }
-}
-
 /// A number of bytes for people: three digits, binary units.
 pub fn bytes(count: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];

@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::access::open;
 use crate::cli::options::Global;
-use crate::cli::output::{Code, Failure, Output, bytes};
+use crate::cli::output::{Code, Failure, Output, bytes, name_text};
 use crate::cli::progress::{Bar, Position};
 use crate::cli::runtime::block_on;
 use crate::cli::target::target;
@@ -136,7 +136,7 @@ pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure
         }
         let seconds = started.elapsed().as_secs_f64();
         let stored = Stored {
-            path: command.path.to_string_lossy().into_owned(),
+            path: command.path.as_bytes().to_vec(),
             volume,
             bytes: length,
             seconds,
@@ -329,7 +329,7 @@ fn failure(error: StreamError) -> Failure {
 
 /// The facts about a stored stream that are printed.
 struct Stored {
-    path: String,
+    path: Vec<u8>,
     volume: String,
     bytes: u64,
     seconds: f64,
@@ -344,17 +344,17 @@ impl Stored {
     ) -> Result<(), Failure> {
         let metrics = repository.content_store.metrics();
         let name = made.snapshot.as_deref().unwrap_or_default();
-        let (path, seconds) = (&self.path, self.seconds);
+        let (path, seconds) = (name_text(&self.path), self.seconds);
         let answer = json!({
             "name": name,
             "generation": made.generation,
             "volume": self.volume,
-            "path": path,
             "bytes": self.bytes,
             "new_bytes": metrics.bytes_new,
             "uploaded_bytes": metrics.bytes_uploaded,
             "seconds": seconds,
         });
+        let answer = with_name(answer, "path", &self.path);
         output.result(&answer, || {
             let rate = bytes((self.bytes as f64 / seconds.max(0.001)) as u64);
             format!(

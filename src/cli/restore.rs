@@ -12,7 +12,7 @@ use crate::cli::access::{Access, open_with, split_path};
 use crate::cli::limits::raise_descriptor_limit;
 use crate::cli::named::snapshot;
 use crate::cli::options::Global;
-use crate::cli::output::{Code, Failure, Output, bytes, complain, name_exactly, name_text};
+use crate::cli::output::{Code, Failure, Output, bytes, complain, name_text};
 use crate::cli::progress::Bar;
 use crate::cli::runtime::block_on;
 use crate::cli::target::target;
@@ -94,7 +94,6 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
         let seconds = started.elapsed().as_secs_f64();
         let answer = json!({
             "snapshot": entry.name,
-            "target": command.target.to_string_lossy(),
             "inodes": progress.inodes.load(Ordering::Relaxed),
             "bytes": restored,
             "verified_bytes": progress.verified_bytes.load(Ordering::Relaxed),
@@ -104,12 +103,14 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
             "seconds": seconds,
             "problems": problems
                 .iter()
-                .map(|problem| json!({
-                    "path": name_exactly(problem.path.as_os_str().as_encoded_bytes()),
-                    "reason": problem.reason
-                }))
+                .map(|problem| {
+                    let path = problem.path.as_os_str().as_encoded_bytes();
+                    with_name(json!({ "reason": problem.reason }), "path", path)
+                })
                 .collect::<Vec<_>>(),
         });
+        let target = command.target.as_os_str().as_encoded_bytes();
+        let answer = with_name(answer, "target", target);
         output.result(&answer, || {
             let verified = if command.verify { ", verified" } else { "" };
             let rate = bytes((restored as f64 / seconds.max(0.001)) as u64);
@@ -117,7 +118,7 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
                 "restored {} inodes, {} to {} in {seconds:.1} s ({rate}/s){verified}",
                 progress.inodes.load(Ordering::Relaxed),
                 bytes(restored),
-                name_text(command.target.as_os_str().as_encoded_bytes())
+                name_text(target)
             )
         })?;
         conclude(&problems)

@@ -79,11 +79,15 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
     if !command.discard {
         daemon.judge()?;
     }
-    let answer =
-        json!({ "mountpoint": mount.mount_point().to_string_lossy(), "generation": generation });
+    let answer = answer(&mount, Some(generation));
     output.result(&answer, || {
         format!("unmounted {root} (generation {generation})")
     })
+}
+
+fn answer(mount: &MountClient, generation: Option<u64>) -> Value {
+    let place = mount.mount_point().as_os_str().as_encoded_bytes();
+    with_name(json!({ "generation": generation }), "mountpoint", place)
 }
 
 /// Commits everything. Returns the generation that holds it. A read-only mount has nothing to
@@ -130,7 +134,7 @@ fn unasked(
     ));
     bkfs_fuse::unmount(mount.mount_point(), false)
         .map_err(|error| Failure::new(error.to_string()))?;
-    let answer = json!({ "mountpoint": mount.mount_point().to_string_lossy(), "generation": null });
+    let answer = answer(mount, None);
     output.result(&answer, || format!("unmounted {root}"))
 }
 

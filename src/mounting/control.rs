@@ -11,6 +11,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::json_name::with_name;
 use crate::mounting::scrubbing::Scrubbing;
 use crate::mounting::spooling::SpoolNews;
 use crate::mounting::supervisor::MountSupervisor;
@@ -262,8 +263,11 @@ fn of_spools(news: &SpoolNews) -> [Value; 2] {
 }
 
 fn listed(files: &[Unsaved]) -> Value {
-    let file =
-        |file: &Unsaved| json!({ "path": file.path, "inode": file.inode, "bytes": file.bytes });
+    let file = |file: &Unsaved| {
+        let told = json!({ "inode": file.inode, "bytes": file.bytes });
+        let path = file.exact.as_deref().unwrap_or(file.path.as_bytes());
+        with_name(told, "path", path)
+    };
     files.iter().map(file).collect()
 }
 

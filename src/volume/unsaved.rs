@@ -26,7 +26,10 @@ const PAGE: usize = 4096;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Unsaved {
     /// The path from the root of the mount, beginning with '/'; `inode N` if no name was found.
+    /// Names that are not UTF-8 are shown in a lossy form.
     pub path: String,
+    /// The bytes of the path, if they are not UTF-8.
+    pub exact: Option<Vec<u8>>,
     /// The inode.
     pub inode: u64,
     /// Bytes of its contents that are only in memory. It is 0 if only the name or attributes
@@ -123,10 +126,14 @@ impl Volume {
             // A directory whose only change is new names is reported by the inodes that they lead
             // to.
             .filter(|(inode, bytes)| **bytes > 0 || !found.is_told_by_its_names(**inode, &changed))
-            .map(|(inode, bytes)| Unsaved {
-                path: found.path(*inode),
-                inode: *inode,
-                bytes: *bytes,
+            .map(|(inode, bytes)| {
+                let path = found.path(*inode);
+                Unsaved {
+                    path: String::from_utf8_lossy(&path).into_owned(),
+                    exact: std::str::from_utf8(&path).is_err().then_some(path),
+                    inode: *inode,
+                    bytes: *bytes,
+                }
             })
             .collect();
         unsaved.sort();
@@ -246,20 +253,20 @@ impl Found {
         leading.peek().is_some() && leading.all(|(_, target)| target.is_some())
     }
 
-    fn path(&self, inode: u64) -> String {
-        let mut names = Vec::new();
+    fn path(&self, inode: u64) -> Vec<u8> {
+        let mut names: Vec<&[u8]> = Vec::new();
         let mut at = inode;
         let mut seen = BTreeSet::new();
         while at != ROOT_INODE {
             match self.parents.get(&at) {
                 Some((parent, name)) if seen.insert(at) => {
-                    names.push(String::from_utf8_lossy(name).into_owned());
+                    names.push(name);
                     at = *parent;
                 }
-                _ => return format!("inode {inode}"),
+                _ => return format!("inode {inode}").into_bytes(),
             }
         }
         names.reverse();
-        format!("/{}", names.join("/"))
+        [b"/", names.join(&b"/"[..]).as_slice()].concat()
     }
 }

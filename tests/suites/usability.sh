@@ -160,6 +160,36 @@ quiet_shows_results() {
   says 'data/.*'
 }
 
+# --- JSON -----------------------------------------------------------------------------------------
+
+json_names_are_unambiguous() {
+  local name=$'caf\xe9' seen time='^[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}(\.[0-9]+)?Z$'
+  mounted
+  mkdir "$MNT/names"
+  exits 0 bkfs snapshot "$MNT" before-names
+  echo x >"$MNT/names/$name"
+  echo x >"$MNT/names/café"
+  ln -s "$name" "$MNT/names/link"
+  bkfs status --json "$MNT" >"$SUITE_TMP/status.json"
+  jq -e '.pending_files[] | select(.path_b64 == "L25hbWVzL2NhZuk=")' "$SUITE_TMP/status.json"
+  exits 0 bkfs snapshot "$MNT" names
+  unmounted
+  bkfs ls --json "$URL" names:/names >"$SUITE_TMP/ls"
+  cat "$SUITE_TMP/ls"
+  [ "$(jq -s length "$SUITE_TMP/ls")" = 3 ]
+  jq -se 'map(select(.path_b64 == "Y2Fm6Q==")) | length == 1' "$SUITE_TMP/ls"
+  jq -se 'map(select(.path == "café" and .path_b64 == null)) | length == 1' "$SUITE_TMP/ls"
+  jq -se 'map(select(.path == "link" and .target_b64 == "Y2Fm6Q==")) | length == 1' "$SUITE_TMP/ls"
+  seen=$(jq -r .modified "$SUITE_TMP/ls" | grep -cE "$time")
+  [ "$seen" = 3 ] || wrong "times are not RFC 3339 in UTC"
+  bkfs find --json "$URL" 'caf?' --snapshot names >"$SUITE_TMP/find"
+  jq -se 'map(select(.path_b64 == "L25hbWVzL2NhZuk=")) | length == 1' "$SUITE_TMP/find"
+  bkfs diff --json "$URL" before-names names >"$SUITE_TMP/diff"
+  jq -se 'map(select(.path_b64 == "L25hbWVzL2NhZuk=")) | length == 1' "$SUITE_TMP/diff"
+  bkfs snapshots --json "$URL" | jq -r .time | grep -vqE "$time" && wrong "a time is not RFC 3339"
+  bkfs put --json "$URL" "$name" -- echo x | jq -e '.path_b64 == "Y2Fm6Q=="'
+}
+
 case_of "status counts what was accepted and waits for a slow store" status_counts_what_waits
 case_of "run refuses a taken name before the tool starts, and at its end" \
   run_refuses_a_taken_name_first
@@ -167,4 +197,5 @@ case_of "a command that finds nothing names the volumes that have snapshots" \
   nothing_found_leads_to_other_volumes
 case_of "every command takes a mount in place of a URL" mounts_stand_for_urls
 case_of "-q silences progress and remarks, never results" quiet_shows_results
+case_of "names that are not UTF-8 and times are unambiguous in JSON" json_names_are_unambiguous
 exit 0

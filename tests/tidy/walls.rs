@@ -34,6 +34,7 @@ pub const PURE: &[&str] = &[
     "src/extents",
     "src/retain",
     "src/printable",
+    "src/json_name",
     "chunker/src/extent",
     "src/root/chain",
     "src/root/padding",

@@ -383,6 +383,8 @@ pub fn explain(error: RootError, url: &RepositoryUrl) -> Failure {
         error => error.kind() == ErrorKind::NoRepository,
     };
     let mut failure = Failure::from(error).context(format_args!("repository {url}"));
+    // Advice names commands with URL for the repository.
+    failure.hint = (failure.hint).map(|hint| hint.replace(" URL", &format!(" {url}")));
     if is_absent {
         failure.code = Code::NoRepository;
         failure.hint = Some(format!("Check the URL, or create one: bkfs init {url}"));

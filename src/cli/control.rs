@@ -117,8 +117,9 @@ impl MountClient {
 fn unreachable(path: &Path, error: &std::io::Error) -> Failure {
     let failure = Failure::new(format!("{}: {error}", path.display()));
     match error.raw_os_error() {
-        Some(libc::ENOTCONN) => failure
-            .hint("The daemon of this mount has ended: unmount it (bkfs umount) and mount again."),
+        Some(libc::ENOTCONN) => failure.hint(
+            "The daemon of this mount has ended. Mount again: bkfs mount replaces the dead mount.",
+        ),
         Some(libc::EACCES) => failure.hint(
             "Only the user who mounted it may do this, and root if it was mounted with \
                  allow_other.",

@@ -108,7 +108,10 @@ fn healthy(mount: &MountClient) -> Result<Seen, Failure> {
     }
     match status["failure"].as_str() {
         Some(failure) => {
-            let hint = format!("bkfs status {place} shows what is lost.");
+            let hint = format!(
+                "bkfs status {place} shows what is lost. To go on from the last commit: bkfs \
+                 status --acknowledge {place}"
+            );
             Err(Failure::new(failure).hint(hint))
         }
         None => Ok(Seen::of(&status)),
@@ -122,8 +125,11 @@ fn refuse_name(command: &Run, mount: &MountClient) -> Result<(), Failure> {
         // A daemon of an older version does not know the question.
         Err(failure) if failure.code == Code::Usage => Ok(()),
         Err(failure) => {
-            let hint = "Give another --name, or none: the time in UTC then is the name. bkfs \
-                        snapshots lists the names that are taken.";
+            let hint = "Give another --name, or none: the time in UTC then is the name.";
+            let hint = match &failure.hint {
+                Some(taken) => format!("{hint} {taken}"),
+                None => hint.to_owned(),
+            };
             Err(failure.context("the tool was not started").hint(hint))
         }
         Ok(_) => Ok(()),

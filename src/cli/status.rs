@@ -180,6 +180,22 @@ fn scrub(scrub: &Value) -> Vec<String> {
     lines
 }
 
+/// Returns the command that comes next if something is wrong; nothing if all is well.
+fn next(status: &Value) -> Option<String> {
+    let place = status["mount_point"].as_str().unwrap_or("MOUNTPOINT");
+    if status["failure"].is_string() {
+        return Some(format!(
+            "next         mend the cause, then accept the loss and go on from the last commit: \
+             bkfs status --acknowledge {place}"
+        ));
+    }
+    let store = &status["store"];
+    (store["cause"] == "full").then(|| {
+        "next         free room in the bucket, or raise its quota: the mount then goes on by itself"
+            .to_owned()
+    })
+}
+
 fn text(status: &Value) -> String {
     let word = |key: &str| status[key].as_str().unwrap_or("-").to_owned();
     let count = |key: &str| status[key].as_u64().unwrap_or(0);
@@ -210,6 +226,7 @@ fn text(status: &Value) -> String {
             word("since")
         ),
     ];
+    lines.extend(next(status));
     if count("losses") > 0 {
         lines.insert(
             1,

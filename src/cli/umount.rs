@@ -62,10 +62,14 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
         }
         (Err(failure), false) => {
             let hint = format!(
-                "Mend the cause and try again, or unmount and lose the data: bkfs umount \
-                 --discard {root}"
+                "Mend the cause and try again, or unmount and lose the data: bkfs umount --discard \
+                 {root}"
             );
             let doing = format!("{root} stays mounted: not everything is in the bucket");
+            let hint = match &failure.hint {
+                Some(first) => format!("{first} {hint}"),
+                None => hint,
+            };
             return Err(failure.context(doing).hint(hint));
         }
     };

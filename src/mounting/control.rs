@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::json_name::with_name;
+use crate::mounting::advice::refusal;
 use crate::mounting::scrubbing::Scrubbing;
 use crate::mounting::spooling::SpoolNews;
 use crate::mounting::supervisor::MountSupervisor;
@@ -210,6 +211,7 @@ impl MountControl {
         json!({
             "repository": self.repository.url,
             "volume": self.volume_name,
+            "mount_point": self.holder.mount_point,
             "mode": if volume.is_some() { "read-write" } else { "read-only" },
             "healthy": failure.is_none(),
             "health": health,
@@ -409,11 +411,11 @@ impl Control for MountControl {
         };
         match answer {
             Ok(value) => value.to_string(),
-            Err(error @ VolumeError::OutcomeUnknown(_)) => {
-                json!({ "error": error.to_string(), "code": 14, "hint": "see bkfs snapshots" })
-                    .to_string()
+            Err(error) => {
+                let outage = self.repository.signs.outage();
+                let cause = outage.as_ref().map(Outage::cause);
+                refusal(&error, &self.holder.mount_point, cause).to_string()
             }
-            Err(error) => json!({ "error": error.to_string(), "code": 1 }).to_string(),
         }
     }
 }

@@ -37,6 +37,7 @@ use crate::volume::Volume;
 use crate::volume::error::VolumeError;
 use crate::volume::view::View;
 
+mod advice;
 pub mod alone;
 mod base;
 pub mod control;

@@ -447,11 +447,11 @@ impl RootError {
             }
             Self::Rollback { .. } | Self::NotDescended { .. } => Some(
                 "bring the newest state of the bucket back; if you know and accept what was lost, \
-                 give --accept-rollback once on this machine",
+                 accept the older one once on this machine: bkfs --accept-rollback snapshots URL",
             ),
             Self::Rebuilt { .. } => Some(
-                "check which snapshots are there (bkfs --accept-rollback snapshots); the option \
-                 is needed once on this machine",
+                "check which snapshots are there; the option is needed once on this machine: bkfs \
+                 --accept-rollback snapshots URL",
             ),
             Self::JournalsMissing { .. } => Some(
                 "nothing was deleted or replayed; bring the journals back, for example from older \
@@ -460,7 +460,7 @@ impl RootError {
             ),
             Self::Replaced { .. } => Some(
                 "no password was asked for or used; if you expect the other repository at this \
-                 address, give --accept-replaced once on this machine",
+                 address, accept it once on this machine: bkfs --accept-replaced snapshots URL",
             ),
             Self::Refused(Refusal::Busy { .. }) => Some(
                 "unmount, or wait until the commands end; bkfs session list shows the sessions, \

@@ -25,14 +25,11 @@ unmounted() { exits 0 bkfs umount "$MNT"; }
 
 # What left the memory of the volume is not in the bucket yet: it waits for a slow store.
 status_counts_what_waits() {
-  local waits
   mounted -o upload_rate=1M,close=async
   random_file "$MNT/file" $((14 * MIB))
-  # The file is closed, and little of it is dirty after a while: the rest is on its way.
-  wait_for 20 sh -c "[ \$(jq .dirty_bytes '$MNT/.bkfs/status') -lt $((4 * MIB)) ]" ||
-    wrong "the bytes stay dirty: $(jq -c '[.dirty_bytes, .waiting]' "$MNT/.bkfs/status")"
-  waits=$(jq .waiting.bytes "$MNT/.bkfs/status")
-  [ "$waits" -gt $((4 * MIB)) ] || wrong "only $waits bytes are said to wait"
+  # What is on its way counts, in addition to what is dirty.
+  wait_for 20 jq -e ".waiting.bytes - .dirty_bytes > $((3 * MIB))" "$MNT/.bkfs/status" ||
+    wrong "only the dirty bytes count: $(jq -c '[.dirty_bytes, .waiting]' "$MNT/.bkfs/status")"
   exits 0 bkfs status "$MNT"
   says 'not stored +[0-9.]+ MiB: .*on their way'
   exits 0 bkfs snapshot "$MNT" counted
@@ -190,6 +187,75 @@ json_names_are_unambiguous() {
   bkfs put --json "$URL" "$name" -- echo x | jq -e '.path_b64 == "Y2Fm6Q=="'
 }
 
+# --- hints ----------------------------------------------------------------------------------------
+
+# A full bucket is waited for: nothing is lost, and the mount goes on once there is room.
+a_full_bucket_leads_to_more_room() {
+  local disk=$SUITE_TMP/disk place=$SUITE_TMP/on-full
+  mkdir -p "$disk" "$place"
+  mount -t tmpfs -o size=24m bkfs-test "$disk"
+  exits 0 bkfs init --no-encryption "$disk/bucket"
+  exits 0 mount_at "$disk/bucket" "$place" -o timeout=4,memory=128M
+  head -c $((40 * MIB)) /dev/urandom 2>/dev/null >"$place/file" || true
+  exits 1 bkfs snapshot "$place" full
+  says 'no space left' 'free room in the bucket' "bkfs status $place"
+  exits 0 bkfs status "$place"
+  says 'health +waiting' 'next +free room in the bucket' 'not stored +[0-9.]+ MiB'
+  mount -o remount,size=300m "$disk"
+  wait_for 30 bkfs snapshot "$place" after || wrong "it does not go on by itself"
+  exits 0 bkfs umount "$place"
+  umount -l "$disk"
+}
+# A bucket that refuses data for good: files stand where its directories were.
+a_lost_write_leads_to_acknowledge() {
+  local here=$SUITE_TMP/refusing place=$SUITE_TMP/on-refusing name
+  mkdir -p "$place"
+  exits 0 bkfs init --no-encryption "$here"
+  exits 0 mount_at "$here" "$place" -o timeout=4
+  for name in data meta journal; do
+    mkdir -p "$here/$name"
+    mv "$here/$name" "$here/$name.away"
+    : >"$here/$name"
+  done
+  random_file "$place/file" $((4 * MIB)) || true
+  exits 1 bkfs snapshot "$place" refused
+  wait_for 30 sh -c "jq -e .failure '$place/.bkfs/status'" || wrong "it is not poisoned"
+  exits 0 bkfs status "$place"
+  says 'FAILED' "next .*bkfs status --acknowledge $place"
+  exits 1 bkfs snapshot "$place" again
+  says "bkfs status --acknowledge $place"
+  exits 125 bkfs run "$place" -- true
+  says "bkfs status --acknowledge $place"
+  exits 1 bkfs umount "$place"
+  says "bkfs status --acknowledge $place" "umount --discard $place"
+  for name in data meta journal; do
+    rm "$here/$name"
+    mv "$here/$name.away" "$here/$name"
+  done
+  exits 0 bkfs status --acknowledge "$place"
+  says 'acknowledged'
+  exits 0 bkfs snapshot "$place" after
+  exits 0 bkfs umount "$place"
+}
+
+an_older_root_leads_to_the_option() {
+  local here=$SUITE_TMP/rolled command
+  init_local "$here" >/dev/null
+  echo one | bkfs put "$here" file --name one
+  cp -a "$here" "$here.older"
+  echo two | bkfs put "$here" file --name two
+  rm -rf "$here"
+  mv "$here.older" "$here"
+  exits 13 bkfs snapshots "$here"
+  says "bkfs --accept-rollback snapshots $here"
+  # The command of the hint works, and is needed once.
+  command=$(grep -o 'bkfs --accept-rollback snapshots [^ ]*' "$SUITE_TMP/output" | head -n 1)
+  # shellcheck disable=SC2086
+  exits 0 $command --volume streams
+  says '^one '
+  exits 0 bkfs snapshots "$here"
+}
+
 case_of "status counts what was accepted and waits for a slow store" status_counts_what_waits
 case_of "run refuses a taken name before the tool starts, and at its end" \
   run_refuses_a_taken_name_first
@@ -198,4 +264,9 @@ case_of "a command that finds nothing names the volumes that have snapshots" \
 case_of "every command takes a mount in place of a URL" mounts_stand_for_urls
 case_of "-q silences progress and remarks, never results" quiet_shows_results
 case_of "names that are not UTF-8 and times are unambiguous in JSON" json_names_are_unambiguous
+case_of "a full bucket leads to more room, and then nothing is lost" \
+  a_full_bucket_leads_to_more_room
+case_of "a mount that lost something leads to bkfs status --acknowledge" \
+  a_lost_write_leads_to_acknowledge
+case_of "an older root leads to --accept-rollback" an_older_root_leads_to_the_option
 exit 0

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::json_name::with_name;
 use crate::mounting::advice::refusal;
+use crate::mounting::exposition::Exposition;
 use crate::mounting::scrubbing::Scrubbing;
 use crate::mounting::spooling::SpoolNews;
 use crate::mounting::supervisor::MountSupervisor;
@@ -27,7 +28,6 @@ use crate::vfs::special::Control;
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
 use crate::volume::requests::{CommitOutcome, SnapshotRequest};
-use crate::volume::state_lock::{HOLD_LIMITS_US, Holds};
 use crate::volume::unsaved::Unsaved;
 
 /// How long changes wait, from the end of the commit, for an announced unmount.
@@ -247,6 +247,35 @@ impl MountControl {
         self.repository.handle.current().root.generation
     }
 
+    /// Adds the metrics of a writable volume.
+    fn expose(&self, volume: &Volume, text: &mut Exposition) {
+        let (dirty, totals) = (volume.dirty(), volume.view.totals());
+        text.gauge(
+            "dirty_bytes",
+            "Bytes of files in memory that were not cut into chunks yet.",
+            dirty.bytes,
+        );
+        text.gauge("dirty_files", "Files that these belong to.", dirty.files);
+        text.gauge(
+            "waiting_bytes",
+            "Bytes that were accepted and are not in the bucket yet.",
+            self.waiting().bytes(),
+        );
+        let is_healthy = u64::from(volume.failure().is_none());
+        text.gauge(
+            "healthy",
+            "1 if the mount takes writes, 0 if it failed.",
+            is_healthy,
+        );
+        text.gauge("inodes", "Inodes of the volume.", totals.inodes);
+        text.gauge(
+            "content_bytes",
+            "Bytes of file contents in the volume, before deduplication.",
+            totals.bytes,
+        );
+        text.holds(&volume.view.holds());
+    }
+
     fn counters(&self) -> serde_json::Map<String, Value> {
         match serde_json::to_value(self.repository.content_store.metrics()) {
             Ok(Value::Object(counters)) => counters,
@@ -324,27 +353,6 @@ async fn drain(
     Ok(committed)
 }
 
-/// Appends the histogram of how long the state of the volume was locked, and the longest hold.
-fn put_holds(text: &mut String, holds: &Holds) {
-    let name = "bkfs_state_lock_hold_seconds";
-    let mut put = |line: String| text.extend([line.as_str(), "\n"]);
-    put(format!("# TYPE {name} histogram"));
-    let mut count = 0;
-    for (number, classes) in holds.counts.iter().enumerate() {
-        count += classes;
-        let limit = HOLD_LIMITS_US.get(number).map_or_else(
-            || "+Inf".to_owned(),
-            |limit_us| (*limit_us as f64 / 1e6).to_string(),
-        );
-        put(format!("{name}_bucket{{le=\"{limit}\"}} {count}"));
-    }
-    put(format!("{name}_sum {}", holds.total.as_secs_f64()));
-    put(format!("{name}_count {count}"));
-    let longest = "bkfs_state_lock_longest_hold_seconds";
-    put(format!("# TYPE {longest} gauge"));
-    put(format!("{longest} {}", holds.longest.as_secs_f64()));
-}
-
 #[async_trait]
 impl Control for MountControl {
     fn status(&self) -> String {
@@ -352,53 +360,28 @@ impl Control for MountControl {
     }
 
     fn metrics(&self) -> String {
-        let mut text = String::new();
-        let mut put = |name: &str, kind: &str, value: u64| {
-            text.push_str(&format!("# TYPE bkfs_{name} {kind}\nbkfs_{name} {value}\n"));
-        };
-        for (name, value) in self.counters() {
-            put(
-                &format!("{name}_total"),
-                "counter",
-                value.as_u64().unwrap_or(0),
-            );
-        }
-        put("generation", "gauge", self.generation());
+        let mut text = Exposition::default();
+        let measures = self.repository.content_store.metrics().measures();
+        measures.iter().for_each(|measure| text.measure(measure));
+        text.gauge(
+            "generation",
+            "Generation of the root that this mount knows.",
+            self.generation(),
+        );
         let outage = self.repository.signs.outage();
         let lasts = outage.map_or(0, |outage| outage.since.elapsed().as_secs());
-        put("store_outage_seconds", "gauge", lasts);
+        text.gauge(
+            "store_outage_seconds",
+            "How long the store has not answered as needed; 0 while it does.",
+            lasts,
+        );
         if let Some(scrubbing) = &self.scrubbing {
-            let facts = scrubbing.facts();
-            put(
-                "scrub_verified_bytes_total",
-                "counter",
-                facts.verified_bytes,
-            );
-            put("scrub_round_bytes", "gauge", facts.round_bytes);
-            put("scrub_damaged_objects", "gauge", facts.damaged);
-            put(
-                "scrub_last_round_damaged_objects",
-                "gauge",
-                facts.last_round_damaged,
-            );
-            put(
-                "scrub_last_round_seconds",
-                "gauge",
-                facts.last_round_seconds(),
-            );
-            put("quarantined_places", "gauge", facts.quarantined);
+            scrubbing.expose(&mut text);
         }
         if let Some(volume) = self.current.volume() {
-            let dirty = volume.dirty();
-            put("dirty_bytes", "gauge", dirty.bytes);
-            put("dirty_files", "gauge", dirty.files);
-            put("waiting_bytes", "gauge", self.waiting().bytes());
-            put("healthy", "gauge", u64::from(volume.failure().is_none()));
-            put("inodes", "gauge", volume.view.totals().inodes);
-            put("content_bytes", "gauge", volume.view.totals().bytes);
-            put_holds(&mut text, &volume.view.holds());
+            self.expose(&volume, &mut text);
         }
-        text
+        text.into_text()
     }
 
     async fn handle(&self, request: Bytes) -> String {
@@ -417,42 +400,5 @@ impl Control for MountControl {
                 refusal(&error, &self.holder.mount_point, cause).to_string()
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn holds_are_a_histogram_of_prometheus() {
-        let mut holds = Holds {
-            total: Duration::from_millis(70),
-            longest: Duration::from_millis(60),
-            ..Holds::default()
-        };
-        holds.counts[0] = 5;
-        holds.counts[4] = 2;
-        holds.counts[HOLD_LIMITS_US.len()] = 1;
-        let mut text = String::new();
-        put_holds(&mut text, &holds);
-        let lines: Vec<&str> = text.lines().collect();
-        let bucket = |limit: &str, count: u64| {
-            format!("bkfs_state_lock_hold_seconds_bucket{{le=\"{limit}\"}} {count}")
-        };
-        // Each class counts the classes below it as well.
-        for line in [
-            bucket("0.00001", 5),
-            bucket("0.0005", 5),
-            bucket("0.001", 7),
-            bucket("0.25", 7),
-            bucket("+Inf", 8),
-            "bkfs_state_lock_hold_seconds_count 8".to_owned(),
-            "bkfs_state_lock_hold_seconds_sum 0.07".to_owned(),
-            "bkfs_state_lock_longest_hold_seconds 0.06".to_owned(),
-        ] {
-            assert!(lines.contains(&line.as_str()), "{line}: {text}");
-        }
-        assert_eq!(lines.len(), HOLD_LIMITS_US.len() + 6);
     }
 }

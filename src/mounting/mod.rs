@@ -43,6 +43,7 @@ mod base;
 pub mod control;
 pub mod ending;
 pub mod error;
+mod exposition;
 mod following;
 pub(crate) mod format;
 pub mod history;

@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::maintain::quarantine;
 use crate::maintain::scrub::{Facts, PositionFile, Scrubber, Surroundings};
+use crate::mounting::exposition::Exposition;
 use crate::repository::Repository;
 use crate::root::error::RootError;
 use crate::root::state::HolderInfo;
@@ -97,6 +98,45 @@ impl Scrubbing {
     /// Returns the facts about the scrub that the mount shows.
     pub(super) fn facts(&self) -> Facts {
         self.facts.lock().clone()
+    }
+
+    /// Adds the metrics of the scrub.
+    pub(super) fn expose(&self, text: &mut Exposition) {
+        let facts = self.facts();
+        text.counter(
+            "scrub_verified_bytes",
+            "Bytes of packs that were read and verified.",
+            facts.verified_bytes,
+        );
+        for (name, help, value) in [
+            (
+                "scrub_round_bytes",
+                "Bytes that the present round has verified.",
+                facts.round_bytes,
+            ),
+            (
+                "scrub_damaged_objects",
+                "Damaged packs and index objects that the present round has found.",
+                facts.damaged,
+            ),
+            (
+                "scrub_last_round_damaged_objects",
+                "Damaged packs and index objects that the last full round found.",
+                facts.last_round_damaged,
+            ),
+            (
+                "scrub_last_round_seconds",
+                "Unix time in seconds at which the last full round ended; 0 before the first.",
+                facts.last_round_seconds(),
+            ),
+            (
+                "quarantined_places",
+                "Damaged places of packs in quarantine.",
+                facts.quarantined,
+            ),
+        ] {
+            text.gauge(name, help, value);
+        }
     }
 
     /// Returns the facts as JSON.

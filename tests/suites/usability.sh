@@ -256,6 +256,37 @@ an_older_root_leads_to_the_option() {
   exits 0 bkfs snapshots "$here"
 }
 
+# --- metrics --------------------------------------------------------------------------------------
+
+metrics_are_typed() {
+  mounted -o scrub=5M
+  random_file "$MNT/metrics" $((4 * MIB))
+  exits 0 bkfs snapshot "$MNT" metrics
+  cat "$MNT/.bkfs/metrics" >"$SUITE_TMP/metrics"
+  unmounted
+  cat "$SUITE_TMP/metrics"
+  # Each family has HELP, then TYPE, then its samples; a counter ends in _total, and no gauge does.
+  awk '
+    $1 == "#" && $2 == "HELP" {help = $3; if (NF < 5) bad("short help")}
+    $1 == "#" && $2 == "TYPE" {
+      if ($3 != help) bad("no help")
+      if (($4 == "counter") != ($3 ~ /_total$/)) bad("a " $4)
+      family = $3; kind = $4; families++
+    }
+    $1 !~ /^#/ {
+      name = $1
+      sub(/[{].*/, "", name)
+      if (kind == "histogram") sub(/_(bucket|sum|count)$/, "", name)
+      if (name != family) bad("no type")
+      if ($2 !~ /^[0-9.e+-]+$/) bad("no number")
+    }
+    function bad(what) {print "wrong: " what ": " $0; failed = 1}
+    END {print families " families"; exit failed || families < 30}
+  ' "$SUITE_TMP/metrics"
+  grep -qx '# TYPE bkfs_spool_waiting_bytes gauge' "$SUITE_TMP/metrics"
+  grep -qx '# TYPE bkfs_bytes_in_total counter' "$SUITE_TMP/metrics"
+}
+
 case_of "status counts what was accepted and waits for a slow store" status_counts_what_waits
 case_of "run refuses a taken name before the tool starts, and at its end" \
   run_refuses_a_taken_name_first
@@ -269,4 +300,5 @@ case_of "a full bucket leads to more room, and then nothing is lost" \
 case_of "a mount that lost something leads to bkfs status --acknowledge" \
   a_lost_write_leads_to_acknowledge
 case_of "an older root leads to --accept-rollback" an_older_root_leads_to_the_option
+case_of "metrics have HELP and the right TYPE" metrics_are_typed
 exit 0

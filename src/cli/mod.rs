@@ -44,6 +44,7 @@ mod source;
 mod stats;
 mod status;
 mod target;
+mod tool;
 mod umount;
 
 use options::Global;

@@ -22,8 +22,15 @@ pub struct Global {
     /// Log more; give it twice to log everything
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(super) verbose: u8,
-    /// The volume to work on
-    #[arg(long, global = true, default_value = "main", value_name = "NAME")]
+    /// The volume to work on (default: that of the mount that is given in place of a URL, streams
+    /// for bkfs put, otherwise main)
+    #[arg(
+        long,
+        global = true,
+        default_value = "main",
+        hide_default_value = true,
+        value_name = "NAME"
+    )]
     pub(super) volume: String,
     /// True if --volume was given.
     #[arg(skip)]

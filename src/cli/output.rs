@@ -84,6 +84,8 @@ pub struct Failure {
     pub message: String,
     /// What can be done.
     pub hint: Option<String>,
+    /// The exit code of a tool that failed, which takes the place of `code`.
+    pub tool: Option<i32>,
 }
 
 impl Failure {
@@ -93,6 +95,7 @@ impl Failure {
             code: Code::Failed,
             message: message.into(),
             hint: None,
+            tool: None,
         }
     }
 
@@ -102,6 +105,7 @@ impl Failure {
             code: Code::Usage,
             message: message.into(),
             hint: None,
+            tool: None,
         }
     }
 
@@ -115,6 +119,17 @@ impl Failure {
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
+    }
+
+    /// With the exit code of the tool that failed.
+    pub fn tool(mut self, code: i32) -> Self {
+        self.tool = Some(code);
+        self
+    }
+
+    /// Returns the exit code of the program.
+    pub fn exit_code(&self) -> i32 {
+        self.tool.unwrap_or(self.code as i32)
     }
 
     /// With words in front that say what was being done.
@@ -139,6 +154,7 @@ impl From<RootError> for Failure {
             code,
             message: error.to_string(),
             hint,
+            tool: None,
         }
     }
 }
@@ -287,7 +303,7 @@ impl Output {
 
     /// Prints a failure and returns its exit code.
     pub fn fail(&self, failure: &Failure) -> i32 {
-        let code = failure.code as i32;
+        let code = failure.exit_code();
         if self.json {
             let error =
                 serde_json::json!({ "error": failure.message, "hint": failure.hint, "code": code });

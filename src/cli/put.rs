@@ -19,6 +19,8 @@ use crate::cli::output::{Code, Failure, Output, bytes, name_text};
 use crate::cli::progress::{Bar, Position};
 use crate::cli::runtime::block_on;
 use crate::cli::target::target;
+use crate::cli::tool::{code_of, code_without_start};
+use crate::json_name::with_name;
 use crate::mounting::alone::{Alone, AloneParts};
 use crate::mounting::error::MountingError;
 use crate::mounting::settings::Settings;
@@ -45,7 +47,8 @@ const VOLUME: &str = "streams";
 /// snapshot and changes nothing.
 ///
 /// The end of a pipe does not say whether its writer succeeded. `bkfs put URL PATH -- COMMAND` runs
-/// the writer itself, and stores its output only if it ends with 0.
+/// the writer itself, and stores its output only if it ends with 0. If it fails, the exit code is
+/// the writer's own: 126 or 127 if it cannot be run, 128 and the number of a signal that ended it.
 ///
 ///   bkfs put s3://bucket/prefix db/main.sql -- mariadb-dump --all-databases
 ///   bkfs restore s3://bucket/prefix --volume streams latest:/db/main.sql main.sql
@@ -88,7 +91,8 @@ struct Input {
 ///
 /// # Errors
 /// The [`Failure`] of the repository, the volume or the stream; 2 if the path or the input is not
-/// valid, 11 if the volume is held or was taken over. No snapshot is made then.
+/// valid, 11 if the volume is held or was taken over; that of the command if it failed. No snapshot
+/// is made then.
 pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure> {
     let place = VolumePath::parse(command.path.as_bytes())
         .map_err(|error| Failure::usage(error.to_string()))?;
@@ -213,11 +217,15 @@ impl Input {
             let failed = |error: std::io::Error| {
                 Failure::new(format!("cannot run {}: {error}", program.to_string_lossy()))
             };
+            let not_started = |error: std::io::Error| {
+                let code = code_without_start(&error);
+                failed(error).tool(code)
+            };
             let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
                 .map_err(|error| failed(error.into()))?;
             let mut running = Command::new(program);
             running.args(&command.command[1..]).stdout(write);
-            child = Some(running.spawn().map_err(failed)?);
+            child = Some(running.spawn().map_err(not_started)?);
             Source::of(read)
         } else {
             if std::io::stdin().is_terminal() {
@@ -277,7 +285,8 @@ impl Input {
                 why = signals() => return Err(Failure::new(why)),
             };
             if !status.success() {
-                return Err(Failure::new(format!("{program} ended with {status}")));
+                let message = format!("{program} ended with {status}");
+                return Err(Failure::new(message).tool(code_of(status)));
             }
         }
         let now = self.source.facts().ok().and_then(|facts| facts.file);

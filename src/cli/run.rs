@@ -1,9 +1,7 @@
 //! `bkfs run MOUNTPOINT -- COMMAND…`
 
 use std::ffi::OsString;
-use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::ExitStatus;
 
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -13,14 +11,7 @@ use crate::cli::control::MountClient;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, complain};
 use crate::cli::runtime::block_on;
-
-/// The exit codes of env(1) and similar tools for a command that is there and cannot be run, and
-/// for one that is not there.
-const NOT_RUNNABLE: i32 = 126;
-const NOT_FOUND: i32 = 127;
-
-/// A command that a signal ended exits with this plus the signal's number, as in every shell.
-const BY_SIGNAL: i32 = 128;
+use crate::cli::tool::{code_of, code_without_start};
 
 /// Run a backup tool, then make a snapshot
 ///
@@ -180,8 +171,7 @@ async fn run_tool(command: &[OsString]) -> Result<i32, Failure> {
         Ok(child) => child,
         Err(error) => {
             complain(format_args!("bkfs: cannot run {name}: {error}"));
-            let is_absent = error.kind() == std::io::ErrorKind::NotFound;
-            return Ok(if is_absent { NOT_FOUND } else { NOT_RUNNABLE });
+            return Ok(code_without_start(&error));
         }
     };
     let tool = child
@@ -197,7 +187,7 @@ async fn run_tool(command: &[OsString]) -> Result<i32, Failure> {
         tokio::select! {
             status = child.wait() => {
                 let status = status.map_err(|error| Failure::new(format!("{name}: {error}")))?;
-                return Ok(exit_code(status));
+                return Ok(code_of(status));
             }
             _ = terminate.recv() => pass_on(rustix::process::Signal::TERM),
             _ = hangup.recv() => pass_on(rustix::process::Signal::HUP),
@@ -205,9 +195,4 @@ async fn run_tool(command: &[OsString]) -> Result<i32, Failure> {
             _ = quit.recv() => {}
         }
     }
-}
-
-fn exit_code(status: ExitStatus) -> i32 {
-    let by_signal = || BY_SIGNAL + status.signal().unwrap_or_default();
-    status.code().unwrap_or_else(by_signal)
 }

@@ -74,7 +74,7 @@ put_replaces_and_remembers() {
 put_that_fails_changes_nothing() {
   local before
   before=$(names_of streams)
-  exits 1 bkfs put "$URL" a/b/big -- sh -c 'head -c 30000000 /dev/zero; exit 3'
+  exits 3 bkfs put "$URL" a/b/big -- sh -c 'head -c 30000000 /dev/zero; exit 3'
   says 'no snapshot was made' 'ended with exit status: 3'
   # Reading address 0 of a process fails.
   exits 1 bkfs put "$URL" a/b/big /proc/self/mem

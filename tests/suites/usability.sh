@@ -287,6 +287,25 @@ metrics_are_typed() {
   grep -qx '# TYPE bkfs_bytes_in_total counter' "$SUITE_TMP/metrics"
 }
 
+# --- put ------------------------------------------------------------------------------------------
+
+put_ends_as_its_tool_does() {
+  local code
+  for code in 1 7 11 125; do
+    exits $code bkfs put "$URL" file -- sh -c "echo x; exit $code"
+    says 'no snapshot was made' "exit status: $code"
+  done
+  exits 143 bkfs put "$URL" file -- sh -c 'kill -TERM $$'
+  exits 127 bkfs put "$URL" file -- /no/such/tool
+  says '/no/such/tool'
+  exits 126 bkfs put "$URL" file -- /etc/passwd
+  exits 7 bkfs put --json "$URL" file -- sh -c 'exit 7'
+  [ "$(head -n 1 "$SUITE_TMP/output" | jq .code)" = 7 ] || wrong "JSON tells another code"
+  exits 0 bkfs put --help
+  tr -s ' \n' ' ' <"$SUITE_TMP/output" | grep -q 'streams for bkfs put' || wrong "no default volume"
+  says_not 'default: main'
+}
+
 case_of "status counts what was accepted and waits for a slow store" status_counts_what_waits
 case_of "run refuses a taken name before the tool starts, and at its end" \
   run_refuses_a_taken_name_first
@@ -301,4 +320,5 @@ case_of "a mount that lost something leads to bkfs status --acknowledge" \
   a_lost_write_leads_to_acknowledge
 case_of "an older root leads to --accept-rollback" an_older_root_leads_to_the_option
 case_of "metrics have HELP and the right TYPE" metrics_are_typed
+case_of "put ends as its tool does, and its help names its volume" put_ends_as_its_tool_does
 exit 0

@@ -30,6 +30,8 @@ pub mod root;
 pub mod stats;
 pub mod stream;
 pub mod tree;
+pub mod units;
 pub mod vfs;
 pub mod volume;
 pub mod walk;
+pub mod when;

@@ -377,7 +377,7 @@ impl Repository {
     ) -> Result<(SnapshotEntry, View), RootError> {
         let list = self.snapshots().await?;
         let entry = list
-            .resolve(volume, &SnapshotReference::parse(name)?)?
+            .resolve(volume, &SnapshotReference::parse(name, self.now())?)?
             .clone();
         let view = self.view(&entry).await?;
         Ok((entry, view))

@@ -30,6 +30,8 @@ use std::str::FromStr;
 use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp};
 
+use crate::units::{LetterM, stretch};
+
 /// Limit of the distance between two snapshots that counts, as a multiple of the usual distance
 /// (the median).
 const GAP_FACTOR: i32 = 3;
@@ -44,7 +46,8 @@ const GAP_HOURS: i64 = 48;
 /// A time that is further ahead of now counts as ahead.
 const SKEW: SignedDuration = SignedDuration::from_mins(15);
 
-/// A length of time as users write it: `12h`, `30d`, `8w`, `6m`, `2y`, or several in a row.
+/// A length of time as users write it: `12h`, `30d`, `8w`, `6m`, `2y`, `7 days`, or several in a
+/// row.
 ///
 /// A month has 30 days and a year 365.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd)]
@@ -54,30 +57,12 @@ impl FromStr for Span {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong =
-            || format!("{text:?} is no stretch of time: write 12h, 30d, 8w, 6m or 2y, or 0s");
-        let mut seconds: i64 = 0;
-        let mut rest = text;
-        if rest.is_empty() {
-            return Err(wrong());
-        }
-        while !rest.is_empty() {
-            let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-            let number: i64 = rest[..digits].parse().map_err(|_| wrong())?;
-            let unit = rest[digits..].chars().next().ok_or_else(wrong)?;
-            let length = match unit {
-                's' => 1,
-                'h' => 3600,
-                'd' => 86_400,
-                'w' => 7 * 86_400,
-                'm' => 30 * 86_400,
-                'y' => 365 * 86_400,
-                _ => return Err(wrong()),
-            };
-            let more = number.checked_mul(length).ok_or_else(wrong)?;
-            seconds = seconds.checked_add(more).ok_or_else(wrong)?;
-            rest = &rest[digits + unit.len_utf8()..];
-        }
+        let wrong = || {
+            format!("{text:?} is no stretch of time: write 12h, 7 days, 8w, 6m (months), 2y or 0s")
+        };
+        let seconds =
+            stretch(text, LetterM::Months).and_then(|seconds| i64::try_from(seconds).ok());
+        let seconds = seconds.ok_or_else(wrong)?;
         Ok(Self(SignedDuration::from_secs(seconds)))
     }
 }

@@ -13,10 +13,11 @@ use crate::cli::progress::{Bar, Position};
 use crate::cli::runtime::block_on;
 use crate::cli::source::Source;
 use crate::cli::target::target;
-use crate::mounting::settings::{Settings, size};
+use crate::mounting::settings::Settings;
 use crate::replicate::progress::CopyProgress;
 use crate::replicate::{Outcome, ReplicateError, Replication};
 use crate::root::error::RootError;
+use crate::units::size;
 
 /// Copy snapshots of a volume to another repository
 ///

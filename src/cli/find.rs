@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 use clap::ValueEnum;
+use jiff::Timestamp;
 use serde_json::json;
 
 use crate::cli::access::open;
@@ -13,15 +14,18 @@ use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, name_text};
 use crate::cli::runtime::block_on;
 use crate::cli::target::target;
+use crate::environment::Environment;
 use crate::fault::{Entered, Fault};
 use crate::glob::Glob;
+use crate::json_name::with_name;
 use crate::mounting::control::time_text;
-use crate::mounting::settings::size;
-use crate::root::snapshots::{SnapshotEntry, SnapshotList};
+use crate::root::snapshots::{SnapshotEntry, SnapshotList, SnapshotReference};
 use crate::tree::item::Attributes;
+use crate::units::size;
 use crate::volume::view::View;
 use crate::volume::{ROOT_INODE, mode};
 use crate::walk::{self, Named, join, names};
+use crate::when::{self, When};
 
 /// Find files in snapshots by name
 ///
@@ -30,7 +34,7 @@ use crate::walk::{self, Named, join, names};
 /// NAME:/path, as bkfs restore and bkfs dump take it.
 ///
 ///   bkfs find s3://bucket/prefix '*.ibd' --snapshot latest --size +1G
-///   bkfs find s3://bucket/prefix '/etc/**' --newer 2026-11-01T00:00:00Z
+///   bkfs find s3://bucket/prefix '/etc/**' --newer yesterday
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Find {
@@ -47,15 +51,16 @@ pub struct Find {
     /// Find only files of this kind
     #[arg(long = "type", value_name = "KIND")]
     kind: Option<Kind>,
-    /// Find files of at least (+10M), at most (-10M) or exactly this many bytes
+    /// Find files of at least (+10M), at most (-1.5G) or exactly this many bytes
     #[arg(long, value_name = "[+-]SIZE", allow_hyphen_values = true, value_parser = sizes)]
     size: Option<Sizes>,
-    /// Find files whose contents changed after this time
+    /// Find files whose contents changed after this time: 2026-11-23 or yesterday (from 00:00 UTC
+    /// on), '2026-11-23 10:00', 2026-11-23T10:00:00Z, 3d or '3 days ago'
     #[arg(long, value_name = "TIME")]
-    newer: Option<jiff::Timestamp>,
+    newer: Option<String>,
     /// Find files whose contents changed before this time
     #[arg(long, value_name = "TIME")]
-    older: Option<jiff::Timestamp>,
+    older: Option<String>,
     /// Print names unescaped, each ended by a zero byte
     #[arg(short = '0', long)]
     null: bool,
@@ -106,7 +111,7 @@ struct Sizes(std::ops::RangeInclusive<u64>);
 
 fn sizes(text: &str) -> Result<Sizes, String> {
     let number = size(text.trim_start_matches(['+', '-']));
-    let number = number.ok_or_else(|| "expected a size such as 4096, +10M or -1G".to_owned())?;
+    let number = number.ok_or_else(|| "expected a size such as 4096, +10M or -1.5G".to_owned())?;
     Ok(Sizes(match text.as_bytes().first() {
         Some(b'+') => number..=u64::MAX,
         Some(b'-') => 0..=number,
@@ -114,9 +119,19 @@ fn sizes(text: &str) -> Result<Sizes, String> {
     }))
 }
 
+/// Returns the beginning of the time that an option gives.
+fn moment(text: &Option<String>, now: Timestamp) -> Result<Option<Timestamp>, Failure> {
+    let Some(text) = text else { return Ok(None) };
+    let wrong = || Failure::usage(format!("{text:?} is not a time: write {}", when::FORMS));
+    let when = When::parse(text, now).ok_or_else(wrong)?;
+    Ok(Some(when.first))
+}
+
 /// A search of one snapshot.
 struct Search<'a> {
     command: &'a Find,
+    newer: Option<Timestamp>,
+    older: Option<Timestamp>,
     glob: Glob,
     has_path: bool,
     output: &'a Output,
@@ -130,12 +145,16 @@ struct Search<'a> {
 /// The [`Failure`] of the repository or a snapshot. Exit code 3 if names of a hostile tree were
 /// left out.
 pub fn run(command: Find, global: &Global, output: &Output) -> Result<(), Failure> {
+    let now = Environment::this().now();
+    let (newer, older) = (moment(&command.newer, now)?, moment(&command.older, now)?);
     block_on(async {
         let (url, global) = target(&command.url, global)?;
         let repository = open(&url, &global).await?;
         let pattern = command.pattern.as_bytes();
         let mut search = Search {
             command: &command,
+            newer,
+            older,
             glob: Glob::new(pattern, command.ignore_case),
             has_path: pattern.contains(&b'/'),
             output,
@@ -143,7 +162,7 @@ pub fn run(command: Find, global: &Global, output: &Output) -> Result<(), Failur
             left_out: LeftOut::default(),
         };
         let list = repository.snapshots().await?;
-        let chosen = chosen(&command, &global, &list)?;
+        let chosen = chosen(&command, &global, &list, now)?;
         for entry in &chosen {
             let view = repository.view(entry).await?;
             search.look_into(&view, entry).await?;
@@ -171,6 +190,7 @@ fn chosen(
     command: &Find,
     global: &Global,
     list: &SnapshotList,
+    now: Timestamp,
 ) -> Result<Vec<SnapshotEntry>, Failure> {
     if command.snapshots.is_empty() {
         return Ok(list
@@ -181,7 +201,8 @@ fn chosen(
     }
     let mut entries = Vec::new();
     for name in &command.snapshots {
-        entries.push(resolve(list, &global.volume, name)?.clone());
+        let reference = SnapshotReference::parse(name, now)?;
+        entries.push(resolve(list, &global.volume, &reference)?.clone());
     }
     Ok(entries)
 }
@@ -271,7 +292,7 @@ impl Search<'_> {
             attributes.modified.seconds,
             i64::from(attributes.modified.nanoseconds),
         );
-        let time = |time: &jiff::Timestamp| {
+        let time = |time: &Timestamp| {
             // The nanoseconds of a time before 1970 count backwards.
             let nanoseconds = time.as_nanosecond();
             let second = i128::from(1_000_000_000);
@@ -284,14 +305,8 @@ impl Search<'_> {
             !mode::is_directory(attributes.mode) && sizes.0.contains(&attributes.size_bytes)
         };
         command.size.as_ref().is_none_or(fits_size)
-            && command
-                .newer
-                .as_ref()
-                .is_none_or(|newer| modified > time(newer))
-            && command
-                .older
-                .as_ref()
-                .is_none_or(|older| modified < time(older))
+            && (self.newer.as_ref()).is_none_or(|newer| modified > time(newer))
+            && (self.older.as_ref()).is_none_or(|older| modified < time(older))
     }
 }
 
@@ -311,6 +326,8 @@ mod tests {
         assert_eq!(sizes("+1M").unwrap().0, (1 << 20)..=u64::MAX);
         assert_eq!(sizes("-2k").unwrap().0, 0..=2048);
         assert_eq!(sizes("7").unwrap().0, 7..=7);
+        assert_eq!(sizes("+1.5G").unwrap().0, (3 << 29)..=u64::MAX);
+        assert_eq!(sizes("-1TB").unwrap().0, 0..=1_000_000_000_000);
         assert!(sizes("+many").is_err() && sizes("").is_err());
     }
 }

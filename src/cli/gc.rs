@@ -2,12 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use bkfs_store::lock::LOCK_DAYS_MAX;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::cli::access::open;
-use crate::cli::options::Global;
+use crate::cli::options::{Global, lock_days};
 use crate::cli::output::{Failure, Output, bytes};
 use crate::cli::progress::{Bar, Position};
 use crate::cli::runtime::block_on;
@@ -22,6 +21,7 @@ use crate::places;
 use crate::printable;
 use crate::retain::Span;
 use crate::root::error::RootError;
+use crate::units::size;
 
 /// Free what no snapshot needs, while mounts run
 ///
@@ -55,16 +55,16 @@ pub struct Gc {
     /// Rewrite a data pack when less than this share of it is needed
     #[arg(long, value_name = "N%", default_value = "90%", value_parser = percent)]
     repack_below: f64,
-    /// Read at most this many MiB of data packs to rewrite them, the emptiest first (default: no
-    /// limit)
-    #[arg(long, value_name = "MIB")]
+    /// Read at most this much of data packs to rewrite them, the emptiest first: a number of MiB,
+    /// or a size such as 1.5G (default: no limit)
+    #[arg(long, value_name = "SIZE", value_parser = budget)]
     repack_budget: Option<u64>,
     /// Keep what is needed locked for this many days from now, whatever --lock-days the repository
     /// has; unlike those, no writer can change this value
     #[arg(
         long,
         value_name = "DAYS",
-        value_parser = clap::value_parser!(u32).range(0..=i64::from(LOCK_DAYS_MAX))
+        value_parser = lock_days
     )]
     lock_days: Option<u32>,
 }
@@ -73,6 +73,14 @@ fn percent(text: &str) -> Result<f64, String> {
     match text.strip_suffix('%').unwrap_or(text).parse::<f64>() {
         Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(percent / 100.0),
         _ => Err("expected a percentage from 0% to 100%".to_owned()),
+    }
+}
+
+/// Parses a budget in bytes. A number without a unit is in MiB.
+fn budget(text: &str) -> Result<u64, String> {
+    match text.parse::<u64>() {
+        Ok(mib) => Ok(mib.saturating_mul(1 << 20)),
+        Err(_) => size(text).ok_or_else(|| "expected a number of MiB, or a size as 1.5G".into()),
     }
 }
 
@@ -90,14 +98,13 @@ pub fn run(command: Gc, global: &Global, output: &Output) -> Result<(), Failure>
                 .await
                 .map_err(cannot_delete)?;
         }
-        let budget = command.repack_budget.map(|mib| mib.saturating_mul(1 << 20));
         let options = Options {
             undelete_window: command.undelete_window.0,
             lock_days: command.lock_days,
             state_dir: places::state_dir(),
             effort: Effort {
                 threshold: command.repack_below,
-                budget_bytes: budget.unwrap_or(u64::MAX),
+                budget_bytes: command.repack_budget.unwrap_or(u64::MAX),
             },
         };
         let mut found = prospect(&repository, &options, repository.now()).await?;

@@ -1,12 +1,12 @@
 //! `bkfs init URL`
 
-use bkfs_store::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
+use bkfs_store::lock::{LockMode, LockRule};
 use serde_json::json;
 use zeroize::Zeroizing;
 
 use crate::acquaintance::{Acquaintance, known_at};
 use crate::cli::access::{Access, explain};
-use crate::cli::options::Global;
+use crate::cli::options::{Global, some_lock_days};
 use crate::cli::output::{Failure, Output};
 use crate::cli::runtime::block_on;
 use crate::cli::target::refuse_mount;
@@ -29,7 +29,7 @@ pub struct Init {
     #[arg(
         long,
         value_name = "DAYS",
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(LOCK_DAYS_MAX))
+        value_parser = some_lock_days
     )]
     lock_days: Option<u32>,
     /// governance: users with s3:BypassGovernanceRetention can remove a lock; compliance: no user

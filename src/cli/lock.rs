@@ -1,11 +1,11 @@
 //! `bkfs lock URL [--days N]`
 
-use bkfs_store::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
+use bkfs_store::lock::{LockMode, LockRule};
 use jiff::Timestamp;
 use serde_json::json;
 
 use crate::cli::access::{Access, Repository, open_with};
-use crate::cli::options::Global;
+use crate::cli::options::{Global, lock_days};
 use crate::cli::output::{Failure, Output};
 use crate::cli::runtime::block_on;
 use crate::cli::target::target;
@@ -26,7 +26,7 @@ pub struct LockCommand {
     #[arg(
         long,
         value_name = "DAYS",
-        value_parser = clap::value_parser!(u32).range(0..=i64::from(LOCK_DAYS_MAX))
+        value_parser = lock_days
     )]
     days: Option<u32>,
     /// governance or compliance, for a repository that had no locks yet; after that it is fixed

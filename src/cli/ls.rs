@@ -13,6 +13,7 @@ use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
 use crate::cli::target::target;
 use crate::fault::Entered;
+use crate::json_name::JsonName;
 use crate::restore::resolve;
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::Key;
@@ -26,7 +27,8 @@ use crate::walk::{self, Named, names};
 pub struct Ls {
     /// The repository, or a mount of one
     url: String,
-    /// Snapshot and path: NAME, NAME:/path, latest, @TIME
+    /// Snapshot and path: NAME, NAME:/path, latest, @TIME (@2026-11-23, '@2026-11-23 10:00',
+    /// @yesterday, '@3 days ago', RFC 3339; UTC)
     #[arg(value_name = "NAME[:/PATH]")]
     what: OsString,
     /// List directories below as well

@@ -26,22 +26,22 @@ pub async fn snapshot(
     name: &str,
 ) -> Result<(SnapshotEntry, View), Failure> {
     let list = repository.snapshots().await?;
-    let entry = resolve(&list, &global.volume, name)?.clone();
+    let reference = SnapshotReference::parse(name, repository.now())?;
+    let entry = resolve(&list, &global.volume, &reference)?.clone();
     let view = repository.view(&entry).await?;
     Ok((entry, view))
 }
 
-/// Returns the snapshot in `list` that `name` means.
+/// Returns the snapshot in `list` that `reference` means.
 ///
 /// # Errors
 /// Those of [`snapshot`].
 pub fn resolve<'a>(
     list: &'a SnapshotList,
     volume: &str,
-    name: &str,
+    reference: &SnapshotReference,
 ) -> Result<&'a SnapshotEntry, Failure> {
-    let reference = SnapshotReference::parse(name)?;
-    list.resolve(volume, &reference)
+    list.resolve(volume, reference)
         .map_err(|error| not_found(error, list, volume))
 }
 
@@ -156,7 +156,12 @@ mod tests {
     fn a_snapshot_that_is_not_there_leads_to_the_next_command() {
         let hint = |entries: &[(&str, &str)], name: &str| {
             let list = list(entries);
-            resolve(&list, "main", name).unwrap_err().hint.unwrap()
+            let now = jiff::Timestamp::UNIX_EPOCH;
+            let reference = SnapshotReference::parse(name, now).unwrap();
+            resolve(&list, "main", &reference)
+                .unwrap_err()
+                .hint
+                .unwrap()
         };
         assert!(hint(&[("db", "a")], "a").contains("of that name: db"));
         assert!(hint(&[("db", "a")], "latest").contains("db (1)"));

@@ -6,9 +6,11 @@
 use std::path::PathBuf;
 
 use bkfs_chunker::crypto::SlotName;
+use bkfs_store::lock::LOCK_DAYS_MAX;
 use clap::Args;
 
 use crate::cli::secrecy;
+use crate::units::{LetterM, stretch};
 
 /// What every command takes.
 #[derive(Debug, Clone, Args)]
@@ -98,4 +100,47 @@ pub fn key_name(text: &str) -> Result<SlotName, String> {
             "{text:?} is not the name of a key (16 hexadecimal digits, as bkfs key list shows it)"
         )
     })
+}
+
+/// Reads how long objects are locked, in days: a number, or a time such as `30d` or `4w`.
+///
+/// # Errors
+/// The message for the user if the text is no whole number of days, or too many.
+pub fn lock_days(text: &str) -> Result<u32, String> {
+    const DAY_SECONDS: u64 = 86_400;
+    let in_units = || {
+        let seconds = stretch(text, LetterM::Months)?;
+        let days = u32::try_from(seconds / DAY_SECONDS).ok()?;
+        seconds.is_multiple_of(DAY_SECONDS).then_some(days)
+    };
+    let days = text.parse().ok().or_else(in_units);
+    let days = days.filter(|days| *days <= LOCK_DAYS_MAX);
+    days.ok_or_else(|| format!("expected days, at most {LOCK_DAYS_MAX}, such as 30, 30d or 4w"))
+}
+
+/// Reads how long objects are locked, in days, at least one.
+///
+/// # Errors
+/// Those of [`lock_days`], and for none.
+pub fn some_lock_days(text: &str) -> Result<u32, String> {
+    match lock_days(text)? {
+        0 => Err("expected at least one day".to_owned()),
+        days => Ok(days),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_are_read_as_people_write_them() {
+        for (text, days) in [("30", 30), ("30d", 30), ("4w", 28), ("0", 0), ("1y", 365)] {
+            assert_eq!(lock_days(text), Ok(days), "{text}");
+        }
+        for text in ["", "12h", "1.5d", "-1", "99999999", "99999y"] {
+            assert!(lock_days(text).is_err(), "{text}");
+        }
+        assert!(some_lock_days("0").is_err() && some_lock_days("1").is_ok());
+    }
 }

@@ -155,7 +155,7 @@ async fn refuse_name(command: &Put, volume: &str, repository: &Repository) -> Re
         return Ok(());
     };
     let list = repository.snapshots().await?;
-    SnapshotReference::parse(name)?;
+    SnapshotReference::parse(name, repository.now())?;
     match list.named(volume, name) {
         Some(_) => Err(RootError::NameTaken { name: name.clone() }.into()),
         None => Ok(()),

@@ -34,7 +34,8 @@ use crate::volume::state::Scope;
 pub struct Restore {
     /// The repository, or a mount of one
     url: String,
-    /// Snapshot and path: NAME, NAME:/path, latest, @TIME
+    /// Snapshot and path: NAME, NAME:/path, latest, @TIME (@2026-11-23, '@2026-11-23 10:00',
+    /// @yesterday, '@3 days ago', RFC 3339; UTC)
     #[arg(value_name = "NAME[:/PATH]")]
     what: OsString,
     /// The directory or file to restore to

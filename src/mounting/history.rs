@@ -89,7 +89,8 @@ impl History for Snapshots {
 
     async fn find(&self, name: &str) -> Result<Shelf, VolumeError> {
         let list = self.current().await?;
-        let reference = SnapshotReference::parse(name).map_err(|_| VolumeError::NotFound)?;
+        let reference = SnapshotReference::parse(name, self.repository.now())
+            .map_err(|_| VolumeError::NotFound)?;
         let entry = list
             .resolve(&self.volume, &reference)
             .map_err(|_| VolumeError::NotFound)?;

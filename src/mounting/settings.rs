@@ -8,6 +8,7 @@ use bkfs_chunker::crypto::SlotName;
 use bkfs_fuse::options::OtherOption;
 use bkfs_store::rate_limit::Rates;
 
+use crate::units::{LetterM, rate, stretch};
 use crate::vfs::{CloseMode, DedupMode};
 
 /// Default of `memory=`, in bytes: memory for everything.
@@ -36,7 +37,7 @@ const DRAIN: Duration = Duration::from_secs(600);
 const SECONDS_MAX: u64 = u32::MAX as u64;
 
 /// Description of a time.
-const SECONDS: &str = "a number of seconds, from 1 to 4294967295";
+const SECONDS: &str = "a time such as 90, 90s or 5m, from 1 s to 4294967295 s";
 
 /// Least rate, in bytes per second: one pack takes a minute.
 const RATE_MIN: u64 = 256 << 10;
@@ -57,7 +58,8 @@ const KEY: &str = "the whole name of a key, 16 hexadecimal digits as bkfs key li
 pub const OPTIONS_HELP: &str = "\
 Mount options (-o NAME=VALUE,…), with the defaults in parentheses:
   volume=NAME            the volume to work on (main)
-  snapshot=NAME          mount only this snapshot: its name, latest or @TIME
+  snapshot=NAME          mount only this snapshot: its name, latest or @TIME (@2026-11-23,
+                         @yesterday, @2026-11-23T10:00:00Z; UTC)
   ro                     read-only
   fsync=bucket|local     fsync waits for the bucket, or for the spool on this machine (bucket)
   close=bounded|durable|async
@@ -82,7 +84,8 @@ Mount options (-o NAME=VALUE,…), with the defaults in parentheses:
   allow_suid, allow_dev  like suid and dev, but also through mount(8) and fstab (off)
   allow_other, allow_root, default_permissions, uid=, gid=, umask=, noatime, …
                          as in every FUSE filesystem
-SIZE and RATE take units: 64K, 512M, 10G. SEMANTICS.md says what each option promises.";
+SIZE and RATE take units: 64K, 1.5G (powers of 1024), 500MB, 1TB (powers of 1000). SECONDS take
+units: 90s, 5m, 2h. SEMANTICS.md says what each option promises.";
 
 /// Options of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -208,11 +211,11 @@ impl Settings {
             }
         };
         let at_least = |least, expected| {
-            let amount = size(value).filter(|amount| *amount >= least);
+            let amount = rate(value).filter(|amount| *amount >= least);
             amount.ok_or_else(|| bad(expected))
         };
         let none_or_at_least = |least, expected| {
-            let amount = size(value).filter(|amount| *amount == 0 || *amount >= least);
+            let amount = rate(value).filter(|amount| *amount == 0 || *amount >= least);
             amount.ok_or_else(|| bad(expected))
         };
         match key {
@@ -290,9 +293,12 @@ fn compression(value: &str) -> Option<Compression> {
     }
 }
 
-/// Parses a time in seconds, from 1 to [`SECONDS_MAX`].
+/// Parses a time from one second to [`SECONDS_MAX`] seconds: a number of seconds, or with a unit.
 fn seconds(value: &str) -> Option<Duration> {
-    let seconds = value.trim_end_matches('s').parse().ok();
+    let seconds = value
+        .parse()
+        .ok()
+        .or_else(|| stretch(value, LetterM::Minutes));
     seconds
         .filter(|seconds| (1..=SECONDS_MAX).contains(seconds))
         .map(Duration::from_secs)
@@ -301,20 +307,6 @@ fn seconds(value: &str) -> Option<Duration> {
 /// Makes a path absolute: a daemon works in another directory than the one it was started in.
 fn absolute(path: String) -> PathBuf {
     std::path::absolute(&path).unwrap_or_else(|_| path.into())
-}
-
-/// Parses a size with an optional binary unit: `512M`, `10G`, `1T`, `4096`.
-pub fn size(text: &str) -> Option<u64> {
-    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let unit = match &text[digits.len()..] {
-        "" | "B" => 1,
-        "k" | "K" | "KiB" => 1 << 10,
-        "M" | "MiB" => 1 << 20,
-        "G" | "GiB" => 1 << 30,
-        "T" | "TiB" => 1_u64 << 40,
-        _ => return None,
-    };
-    digits.parse::<u64>().ok()?.checked_mul(unit)
 }
 
 #[cfg(test)]
@@ -438,6 +430,16 @@ mod tests {
                 "{text}"
             );
         }
-        assert_eq!(size("18446744073709551615T"), None);
+    }
+
+    #[test]
+    fn sizes_and_times_are_read_as_people_write_them() {
+        let settings = parse("cache_size=1.5G,memory=1GB,timeout=5m,drain=90s,scrub=5MB/s");
+        let settings = settings.unwrap();
+        assert_eq!(settings.cache_bytes, Some(3 << 29));
+        assert_eq!(settings.memory_bytes, 1_000_000_000);
+        assert_eq!(settings.timeout, Duration::from_secs(300));
+        assert_eq!(settings.drain, Duration::from_secs(90));
+        assert_eq!(settings.scrub, Some(5_000_000));
     }
 }

@@ -235,7 +235,7 @@ impl Replication<'_> {
     }
 
     fn named(&self, source: &SnapshotList, name: &str) -> Result<SnapshotEntry, RootError> {
-        let reference = crate::root::snapshots::SnapshotReference::parse(name)?;
+        let reference = crate::root::snapshots::SnapshotReference::parse(name, self.to.now())?;
         source.resolve(self.volume, &reference).cloned()
     }
 

@@ -230,7 +230,7 @@ pub enum RootError {
         source: NameError,
     },
     /// `@TIME` that is no valid time.
-    #[error("{text:?} is not a time (example: @2026-11-20T10:00:00Z)")]
+    #[error("{text:?} is not a time: write @ and {}", crate::when::FORMS)]
     BadTime {
         /// The text that was given.
         text: String,

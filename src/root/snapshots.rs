@@ -16,6 +16,7 @@ use super::shard::{ListEntry, ListRef};
 use super::state::{NameError, Root, Volume, check_name, check_printable};
 use super::wire;
 use crate::retain::Dated;
+use crate::when::When;
 use bkfs_chunker::catalog::name_bytes;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::pack::PackName;
@@ -147,23 +148,25 @@ pub enum SnapshotReference {
     Name(String),
     /// The newest of the volume: `latest`.
     Latest,
-    /// The newest of the volume at or before an instant: `@TIME`, RFC 3339.
+    /// The newest of the volume at or before an instant: `@TIME`.
     At(Timestamp),
 }
 
 impl SnapshotReference {
-    /// Parses NAME, `latest` or `@TIME`.
+    /// Parses NAME, `latest` or `@TIME` at the time `now`. Of a day the end counts: the newest
+    /// snapshot of that day is meant.
     ///
     /// # Errors
     /// [`RootError::BadTime`] and [`RootError::BadName`].
-    pub fn parse(text: &str) -> Result<Self, RootError> {
+    pub fn parse(text: &str, now: Timestamp) -> Result<Self, RootError> {
         if text == LATEST {
             return Ok(Self::Latest);
         }
         if let Some(time) = text.strip_prefix('@') {
-            return time.parse().map(Self::At).map_err(|_| RootError::BadTime {
+            let when = When::parse(time, now).ok_or_else(|| RootError::BadTime {
                 text: text.to_owned(),
-            });
+            })?;
+            return Ok(Self::At(when.last));
         }
         check_snapshot_name(text)?;
         Ok(Self::Name(text.to_owned()))

@@ -306,6 +306,49 @@ put_ends_as_its_tool_does() {
   says_not 'default: main'
 }
 
+# --- sizes and times ------------------------------------------------------------------------------
+
+sizes_and_times_are_read() {
+  local here=$SUITE_TMP/times found
+  mkdir -p "$SUITE_TMP/view-of-day"
+  leave_mount "$MNT"
+  exits 0 bkfs mount --init --no-encryption "$here" "$MNT" \
+    -o "cache_dir=$MACHINE/bkfs-cache,cache_size=1.5G,memory=500MB,timeout=5m,drain=1.5m"
+  random_file "$MNT/large" $((2 * MIB))
+  touch -d '3 days ago' "$MNT/old"
+  exits 0 bkfs snapshot "$MNT" made
+  # The newest of today, as a name on the command line, a mount option and a directory.
+  exits 0 bkfs ls "$MNT" @today
+  says 'large'
+  exits 1 bkfs ls "$MNT" @yesterday
+  exits 1 bkfs ls "$MNT" '@2 hours ago'
+  exits 1 bkfs ls "$MNT" @soon
+  says 'not a time' 'yesterday'
+  [ -e "$MNT/.snapshots/@$(date -u +%F)/large" ] || wrong "a date in .snapshots"
+  unmounted
+  exits 0 bkfs mount "$here" "$SUITE_TMP/view-of-day" \
+    -o "snapshot=@$(date -u +%F),cache_dir=$MACHINE/bkfs-cache"
+  [ -e "$SUITE_TMP/view-of-day/large" ]
+  exits 0 bkfs umount "$SUITE_TMP/view-of-day"
+  finds_all() {
+    found=$(bkfs find "$here" '*' --type f "${@:2}" | sort | tr '\n' ' ')
+    [ "$found" = "$1" ] || wrong "find ${*:2}: $found"
+  }
+  finds_all 'made:/large ' --size +1.5M
+  finds_all 'made:/large ' --size +2MB
+  finds_all 'made:/old ' --size -0.5M
+  finds_all 'made:/large ' --newer yesterday
+  finds_all 'made:/old ' --older yesterday
+  finds_all 'made:/large ' --newer '2 days ago'
+  finds_all 'made:/large made:/old ' --newer "$(date -u -d '7 days ago' +%F)"
+  exits 2 bkfs find "$here" '*' --newer soon
+  says 'not a time' '2026-11-23'
+  exits 2 bkfs find "$here" '*' --size 1X
+  exits 0 bkfs gc "$here" --dry-run --undelete-window '7 days' --repack-budget 1.5G
+  exits 0 bkfs forget "$here" --keep-within '2 weeks' --dry-run
+  exits 0 bkfs copy "$here" "$SUITE_TMP/second" --commit-every 1.5GB
+}
+
 case_of "status counts what was accepted and waits for a slow store" status_counts_what_waits
 case_of "run refuses a taken name before the tool starts, and at its end" \
   run_refuses_a_taken_name_first
@@ -321,4 +364,5 @@ case_of "a mount that lost something leads to bkfs status --acknowledge" \
 case_of "an older root leads to --accept-rollback" an_older_root_leads_to_the_option
 case_of "metrics have HELP and the right TYPE" metrics_are_typed
 case_of "put ends as its tool does, and its help names its volume" put_ends_as_its_tool_does
+case_of "sizes and times are read as people write them" sizes_and_times_are_read
 exit 0

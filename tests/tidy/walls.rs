@@ -35,6 +35,8 @@ pub const PURE: &[&str] = &[
     "src/retain",
     "src/printable",
     "src/json_name",
+    "src/units",
+    "src/when",
     "chunker/src/extent",
     "src/root/chain",
     "src/root/padding",

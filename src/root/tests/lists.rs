@@ -118,7 +118,7 @@ async fn recovered_snapshots_are_never_the_latest() {
     assert_eq!(kept.latest("main"), Some(&state));
     assert_eq!(kept.at("main", time(7000)), Some(&state));
     assert_eq!(kept.of_volume("main"), [&state, &made]);
-    let by_name = SnapshotReference::parse("recovered-1").expect("a name");
+    let by_name = SnapshotReference::parse("recovered-1", time(90_000)).expect("a name");
     assert_eq!(kept.resolve("main", &by_name).expect("it is kept"), &made);
 }
 
@@ -238,13 +238,20 @@ async fn shards_are_merged_and_all_snapshots_stay() {
         Some("s59")
     );
     let resolve = |text: &str| {
-        kept.resolve("main", &SnapshotReference::parse(text).expect("parses"))
-            .map(|entry| entry.name.clone())
+        kept.resolve(
+            "main",
+            &SnapshotReference::parse(text, time(90_000)).expect("parses"),
+        )
+        .map(|entry| entry.name.clone())
     };
     assert_eq!(resolve("latest").expect("there"), "s59");
     assert_eq!(resolve("s7").expect("there"), "s7");
     assert_eq!(resolve("@1970-01-01T00:16:47.5Z").expect("there"), "s7");
     assert_eq!(resolve("@1970-01-01T01:16:47+01:00").expect("there"), "s7");
+    // The end of a day counts, and the day before is yesterday.
+    assert_eq!(resolve("@1970-01-01").expect("there"), "s59");
+    assert_eq!(resolve("@yesterday").expect("there"), "s59");
+    assert_eq!(resolve("@1970-01-01 00:16:47").expect("there"), "s7");
     assert!(matches!(
         resolve("@1970-01-01T00:16:39Z"),
         Err(RootError::NoSnapshot { .. })
@@ -255,11 +262,11 @@ async fn shards_are_merged_and_all_snapshots_stay() {
         Err(RootError::NoSnapshot { .. })
     ));
     assert!(matches!(
-        SnapshotReference::parse("@yesterday"),
+        SnapshotReference::parse("@soon", time(90_000)),
         Err(RootError::BadTime { .. })
     ));
     assert!(matches!(
-        SnapshotReference::parse("a/b"),
+        SnapshotReference::parse("a/b", time(90_000)),
         Err(RootError::BadName { .. })
     ));
 }
@@ -578,7 +585,7 @@ proptest! {
 
     #[test]
     fn references_are_parsed_or_refused(text in ".{0,40}") {
-        match SnapshotReference::parse(&text) {
+        match SnapshotReference::parse(&text, time(90_000)) {
             Ok(SnapshotReference::Name(name)) =>
                 prop_assert!(check_snapshot_name(&name).is_ok() && name == text),
             Ok(SnapshotReference::Latest) => prop_assert_eq!(text, LATEST),

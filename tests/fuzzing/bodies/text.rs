@@ -3,11 +3,12 @@
 
 use super::{Draw, bounded};
 use bkfs::glob::Glob;
-use bkfs::mounting::settings::{Settings, size};
+use bkfs::mounting::settings::Settings;
 use bkfs::printable;
 use bkfs::retain::Span;
 use bkfs::root::SnapshotReference;
 use bkfs::stream::VolumePath;
+use bkfs::units::size;
 use bkfs_chunker::crypto::SlotName;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::pack::PackName;
@@ -132,8 +133,9 @@ fn times_and_sizes(text: &str) {
         let again = format!("{}s", time.as_secs()).parse();
         assert_eq!(again, Ok(Span(time)));
     }
-    if let Ok(SnapshotReference::At(time)) = SnapshotReference::parse(text) {
-        let again = SnapshotReference::parse(&format!("@{time}"));
+    let now = jiff::Timestamp::UNIX_EPOCH;
+    if let Ok(SnapshotReference::At(time)) = SnapshotReference::parse(text, now) {
+        let again = SnapshotReference::parse(&format!("@{time}"), now);
         assert_eq!(again.ok(), Some(SnapshotReference::At(time)));
     }
     if let Ok(mode) = text.parse::<LockMode>() {

@@ -39,7 +39,7 @@ in_bucket() {
 
 installs() {
   exits 0 make -C "$ROOT/packaging" install BKFS="$BKFS_BIN"
-  test -x /sbin/mount.bkfs && test -x /sbin/umount.fuse.bkfs
+  test -x /sbin/mount.bkfs && test -x /sbin/mount.fuse.bkfs && test -x /sbin/umount.fuse.bkfs
   exits 0 tool bkfs --version
 }
 mounts_by_type() {
@@ -47,6 +47,21 @@ mounts_by_type() {
   exits 0 tool mount -t bkfs "$URL" "$MNT" -o "$options"
   [ "$(findmnt -n -o FSTYPE "$MNT")" = fuse.bkfs ] ||
     wrong "the type is $(findmnt -n -o FSTYPE "$MNT")"
+}
+# The type that findmnt(8) and /proc/mounts show is accepted as well.
+mounts_by_the_shown_type() {
+  exits 0 tool mount -t fuse.bkfs "$URL" "$MNT" -o "$options"
+  [ "$(findmnt -n -o FSTYPE "$MNT")" = fuse.bkfs ] ||
+    wrong "the type is $(findmnt -n -o FSTYPE "$MNT")"
+  [ "$(findmnt -n -o SOURCE "$MNT")" = "$URL" ]
+  echo shown >"$MNT/by-shown-type"
+  exits 0 tool umount "$MNT"
+  in_bucket by-shown-type shown || wrong "not in the bucket when umount(8) returned"
+  cp /etc/fstab "$SUITE_TMP/fstab.before"
+  echo "$URL $MNT fuse.bkfs noauto,_netdev,nofail,$options 0 0" >>/etc/fstab
+  exits 0 tool mount "$MNT"
+  exits 0 tool umount "$MNT"
+  cat "$SUITE_TMP/fstab.before" >/etc/fstab
 }
 umount_drains() {
   echo drained >"$MNT/by-umount"
@@ -202,6 +217,7 @@ third_signal_ends_at_once() {
 case_of "the install target brings program and helpers" installs || exit 1
 case_of "mount -t bkfs" mounts_by_type
 case_of "umount(8) returns when everything is in the bucket" umount_drains
+case_of "mount -t fuse.bkfs, and a line of fstab with it" mounts_by_the_shown_type
 case_of "an fstab line, by mount point and by -a, noauto, ro and allow_suid" fstab_line
 case_of "the unit for systemd is sound" unit_is_sound
 case_of "the unit for systemd is confined" unit_is_confined

@@ -1,8 +1,12 @@
 //! `bkfs generate`: the files that packages install next to the program.
 
+use std::io::Write;
+
 use clap::ValueEnum;
+use clap::builder::{Resettable, StyledStr};
 use clap_complete::Shell;
 
+use crate::cli::manual;
 use crate::cli::output::Failure;
 
 /// Print a completion script for a shell, or the manual page
@@ -31,9 +35,12 @@ pub fn run(command: Generate, mut program: clap::Command) -> Result<(), Failure>
         What::Zsh => Shell::Zsh,
         What::Fish => Shell::Fish,
         What::Man => {
-            let page = clap_mangen::Man::new(program);
+            let nothing = Resettable::<StyledStr>::Reset;
+            // The manual has sections of its own for what the help says at its end.
+            let page = clap_mangen::Man::new(program.after_long_help(nothing));
             return page
                 .render(&mut out)
+                .and_then(|()| out.write_all(manual::for_man().as_bytes()))
                 .map_err(|error| Failure::new(error.to_string()));
         }
     };

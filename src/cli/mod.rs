@@ -26,6 +26,7 @@ mod left_out;
 mod limits;
 mod lock;
 mod ls;
+mod manual;
 mod mount;
 mod named;
 pub mod options;
@@ -62,7 +63,14 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
 
 /// Use a bucket as a backup directory: mount it, write with any tool, snapshot, browse, restore.
 #[derive(Debug, Parser)]
-#[command(name = "bkfs", version = VERSION.as_str(), max_term_width = 100, subcommand_required = true, arg_required_else_help = true)]
+#[command(
+    name = "bkfs",
+    version = VERSION.as_str(),
+    max_term_width = 100,
+    subcommand_required = true,
+    arg_required_else_help = true,
+    after_long_help = manual::for_terminal()
+)]
 pub struct Cli {
     #[command(flatten)]
     global: Global,

@@ -349,6 +349,29 @@ sizes_and_times_are_read() {
   exits 0 bkfs copy "$here" "$SUITE_TMP/second" --commit-every 1.5GB
 }
 
+# --- the manual -----------------------------------------------------------------------------------
+
+the_manual_has_codes_logs_and_names() {
+  local word
+  bkfs generate man >"$SUITE_TMP/bkfs.1"
+  exits 0 bkfs --help
+  for word in 'Outcome unknown' 'Partly done' 'bkfs.log' 'journalctl' '\[repository.offsite\]' \
+    'BKFS_PASSWORD_FILE'; do
+    says "$word"
+    sed 's/\\-/-/g' "$SUITE_TMP/bkfs.1" | grep -q -- "$word" || wrong "the manual lacks $word"
+  done
+  grep -qx '.SH EXIT CODES' "$SUITE_TMP/bkfs.1" || tr -d '\\' <"$SUITE_TMP/bkfs.1" | grep '^.SH'
+  if command -v man >/dev/null; then
+    man --warnings -l "$SUITE_TMP/bkfs.1" 2>"$SUITE_TMP/warnings" >/dev/null
+    [ ! -s "$SUITE_TMP/warnings" ] || wrong "$(head -n 3 "$SUITE_TMP/warnings")"
+  fi
+  # What it says of named repositories holds.
+  mkdir -p "$MACHINE/config/bkfs"
+  printf '[repository.offsite]\nurl = "%s"\n' "$URL" >"$MACHINE/config/bkfs/bkfs.toml"
+  exits 0 bkfs snapshots offsite
+  rm "$MACHINE/config/bkfs/bkfs.toml"
+}
+
 case_of "status counts what was accepted and waits for a slow store" status_counts_what_waits
 case_of "run refuses a taken name before the tool starts, and at its end" \
   run_refuses_a_taken_name_first
@@ -365,4 +388,6 @@ case_of "an older root leads to --accept-rollback" an_older_root_leads_to_the_op
 case_of "metrics have HELP and the right TYPE" metrics_are_typed
 case_of "put ends as its tool does, and its help names its volume" put_ends_as_its_tool_does
 case_of "sizes and times are read as people write them" sizes_and_times_are_read
+case_of "help and manual have exit codes, log places and named repositories" \
+  the_manual_has_codes_logs_and_names
 exit 0

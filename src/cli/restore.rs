@@ -1,7 +1,7 @@
 //! `bkfs restore URL NAME[:/path] TARGET`
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -16,9 +16,13 @@ use crate::cli::output::{Code, Failure, Output, bytes, complain, name_text};
 use crate::cli::progress::Bar;
 use crate::cli::runtime::block_on;
 use crate::cli::target::target;
+use crate::json_name::with_name;
 use crate::restore::error::RestoreError;
 use crate::restore::job::{Options, Problem, RestoreProgress};
+use crate::restore::room::{self, Room};
 use crate::restore::{resolve, restore};
+use crate::root::snapshots::SnapshotEntry;
+use crate::tree::item::Attributes;
 use crate::volume::mode;
 use crate::volume::state::Scope;
 
@@ -27,6 +31,8 @@ use crate::volume::state::Scope;
 /// The contents of PATH appear directly in TARGET, which is created if absent. A file is restored
 /// as the file TARGET. Only root can restore owners, and extended attributes other than user.*
 /// (capabilities, labels). The command reports at the end what it left out.
+///
+/// Before it begins, bkfs checks that the filesystem of TARGET has room for what is restored.
 ///
 /// With --overwrite bkfs writes each file next to the one that it replaces, and renames it when it
 /// is complete.
@@ -50,6 +56,10 @@ pub struct Restore {
     /// set-group-ID bits, and extended attributes other than user.*
     #[arg(long)]
     no_special: bool,
+    /// Begin even if the filesystem seems to have too little room, for example because it
+    /// compresses
+    #[arg(long)]
+    ignore_room: bool,
 }
 
 /// Restores the snapshot, directory or file, and prints how much that was.
@@ -69,14 +79,16 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
         let (entry, view) = snapshot(&repository, &global, name).await?;
         let inode = resolve(&view, path).await.map_err(failure)?;
         let attributes = view.attributes(Scope::Live, inode).await?;
-        let total = match (
-            path.iter().all(|byte| *byte == b'/'),
-            mode::is_regular(attributes.mode),
-        ) {
-            (true, _) => Some(entry.bytes),
-            (false, true) => Some(attributes.size_bytes),
-            (false, false) => None,
-        };
+        let total = total(path, &attributes, &entry);
+        if !command.ignore_room {
+            // Each file may need one block more than its contents.
+            let at_most = total
+                .unwrap_or(entry.bytes)
+                .saturating_add(entry.files.saturating_mul(4096));
+            room::check(&view, inode, &command.target, at_most, command.overwrite)
+                .await
+                .map_err(failure)?;
+        }
         let progress = Arc::new(RestoreProgress::default());
         let bar = Bar::start(output, total, progress.clone());
         let options = Options {
@@ -87,42 +99,69 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
         let problems = restore(view, inode, &command.target, options, progress.clone()).await;
         bar.finish().await;
         let problems = problems.map_err(failure)?;
-        let restored = progress.bytes.load(Ordering::Relaxed);
-        let left_out = progress.privileged_xattrs.load(Ordering::Relaxed);
-        let set_ids = progress.set_ids.load(Ordering::Relaxed);
-        let special = progress.special.load(Ordering::Relaxed);
-        warn(&command, (left_out, set_ids, special), output);
-        let seconds = started.elapsed().as_secs_f64();
-        let answer = json!({
-            "snapshot": entry.name,
-            "inodes": progress.inodes.load(Ordering::Relaxed),
-            "bytes": restored,
-            "verified_bytes": progress.verified_bytes.load(Ordering::Relaxed),
-            "privileged_xattrs_left_out": left_out,
-            "set_ids_left_out": set_ids,
-            "special_left_out": special,
-            "seconds": seconds,
-            "problems": problems
-                .iter()
-                .map(|problem| {
-                    let path = problem.path.as_os_str().as_encoded_bytes();
-                    with_name(json!({ "reason": problem.reason }), "path", path)
-                })
-                .collect::<Vec<_>>(),
-        });
-        let target = command.target.as_os_str().as_encoded_bytes();
-        let answer = with_name(answer, "target", target);
-        output.result(&answer, || {
-            let verified = if command.verify { ", verified" } else { "" };
-            let rate = bytes((restored as f64 / seconds.max(0.001)) as u64);
-            format!(
-                "restored {} inodes, {} to {} in {seconds:.1} s ({rate}/s){verified}",
-                progress.inodes.load(Ordering::Relaxed),
-                bytes(restored),
-                name_text(target)
-            )
-        })?;
-        conclude(&problems)
+        show(
+            &command,
+            &entry.name,
+            (&progress, &problems),
+            started,
+            output,
+        )?;
+        conclude(&problems, &command.target)
+    })
+}
+
+/// Returns the bytes to restore, if they are known beforehand.
+fn total(path: &[u8], attributes: &Attributes, entry: &SnapshotEntry) -> Option<u64> {
+    let is_all = path.iter().all(|byte| *byte == b'/');
+    match (is_all, mode::is_regular(attributes.mode)) {
+        (true, _) => Some(entry.bytes),
+        (false, true) => Some(attributes.size_bytes),
+        (false, false) => None,
+    }
+}
+
+/// Prints what was restored, and what was left out.
+fn show(
+    command: &Restore,
+    snapshot: &str,
+    (progress, problems): (&RestoreProgress, &[Problem]),
+    started: Instant,
+    output: &Output,
+) -> Result<(), Failure> {
+    let restored = progress.bytes.load(Ordering::Relaxed);
+    let left_out = progress.privileged_xattrs.load(Ordering::Relaxed);
+    let set_ids = progress.set_ids.load(Ordering::Relaxed);
+    let special = progress.special.load(Ordering::Relaxed);
+    warn(command, (left_out, set_ids, special), output);
+    let seconds = started.elapsed().as_secs_f64();
+    let answer = json!({
+        "snapshot": snapshot,
+        "inodes": progress.inodes.load(Ordering::Relaxed),
+        "bytes": restored,
+        "verified_bytes": progress.verified_bytes.load(Ordering::Relaxed),
+        "privileged_xattrs_left_out": left_out,
+        "set_ids_left_out": set_ids,
+        "special_left_out": special,
+        "seconds": seconds,
+        "problems": problems
+            .iter()
+            .map(|problem| {
+                let path = problem.path.as_os_str().as_encoded_bytes();
+                with_name(json!({ "reason": problem.reason }), "path", path)
+            })
+            .collect::<Vec<_>>(),
+    });
+    let target = command.target.as_os_str().as_encoded_bytes();
+    let answer = with_name(answer, "target", target);
+    output.result(&answer, || {
+        let verified = if command.verify { ", verified" } else { "" };
+        let rate = bytes((restored as f64 / seconds.max(0.001)) as u64);
+        format!(
+            "restored {} inodes, {} to {} in {seconds:.1} s ({rate}/s){verified}",
+            progress.inodes.load(Ordering::Relaxed),
+            bytes(restored),
+            name_text(target)
+        )
     })
 }
 
@@ -149,7 +188,10 @@ fn warn(command: &Restore, (xattrs, set_ids, special): (u64, u64, u64), output: 
     }
 }
 
-fn conclude(problems: &[Problem]) -> Result<(), Failure> {
+/// What the errors of a full disk say.
+const NO_SPACE: &str = "No space left on device";
+
+fn conclude(problems: &[Problem], target: &Path) -> Result<(), Failure> {
     if problems.is_empty() {
         return Ok(());
     }
@@ -165,12 +207,41 @@ fn conclude(problems: &[Problem]) -> Result<(), Failure> {
     } else {
         Code::Partly
     };
-    Err(Failure::new(format!("{} inodes could not be restored", problems.len())).code(code))
+    let failure =
+        Failure::new(format!("{} inodes could not be restored", problems.len())).code(code);
+    let is_full = |problem: &Problem| problem.reason.contains(NO_SPACE);
+    Err(
+        match Room::at(target).filter(|_| problems.iter().any(is_full)) {
+            None => failure,
+            Some(room) => failure.hint(format!(
+                "The filesystem of {} is full ({} free). Free some room, and restore again with \
+             --overwrite.",
+                room.directory.display(),
+                bytes(room.free_bytes)
+            )),
+        },
+    )
 }
 
 fn failure(error: RestoreError) -> Failure {
     match error {
         RestoreError::Volume(error) => error.into(),
+        RestoreError::NoRoom {
+            needed_bytes,
+            free_bytes,
+            ..
+        } => {
+            let missing = bytes(needed_bytes.saturating_sub(free_bytes));
+            let message = format!(
+                "{error}: {missing} are missing ({} needed, {} free); nothing was restored",
+                bytes(needed_bytes),
+                bytes(free_bytes),
+            );
+            Failure::new(message).hint(
+                "Free some room, or restore to another directory. If the filesystem compresses, \
+                 --ignore-room begins all the same.",
+            )
+        }
         error => Failure::new(error.to_string()),
     }
 }

@@ -33,6 +33,7 @@ mod file;
 pub mod job;
 mod output;
 mod place;
+pub mod room;
 mod walk;
 
 /// Parts of files in flight at the same time; each holds at most [`file::PART_BYTES`].

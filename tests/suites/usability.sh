@@ -372,6 +372,35 @@ the_manual_has_codes_logs_and_names() {
   rm "$MACHINE/config/bkfs/bkfs.toml"
 }
 
+# --- a full disk ----------------------------------------------------------------------------------
+
+restore_checks_the_room_first() {
+  local disk=$SUITE_TMP/small here=$SUITE_TMP/room
+  mkdir -p "$disk"
+  exits 0 bkfs mount --init --no-encryption "$here" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache"
+  random_file "$MNT/large" $((24 * MIB))
+  mkdir "$MNT/small"
+  random_file "$MNT/small/file" $((2 * MIB))
+  truncate -s 1G "$MNT/small/sparse"
+  exits 0 bkfs snapshot "$MNT" room
+  unmounted
+  mount -t tmpfs -o size=16m bkfs-test "$disk"
+  exits 1 bkfs restore "$here" room "$disk/target"
+  says "$disk: too little room" 'are missing' '26.* needed, .* free' 'nothing was restored'
+  [ ! -e "$disk/target" ] || wrong "the target was made"
+  exits 1 bkfs restore "$here" room:/large "$disk/file"
+  says 'too little room'
+  # Holes need no room, and what is replaced gives some.
+  exits 0 bkfs restore "$here" room:/small "$disk/target"
+  cp "$disk/target/file" "$disk/other"
+  head -c $((10 * MIB)) /dev/urandom >"$disk/target/file"
+  exits 0 bkfs restore "$here" room:/small "$disk/target" --overwrite
+  # Begun all the same, it says what is full.
+  exits 3 bkfs restore "$here" room:/large "$disk/file" --ignore-room
+  says 'No space left' "filesystem of $disk.* is full"
+  umount "$disk"
+}
+
 case_of "status counts what was accepted and waits for a slow store" status_counts_what_waits
 case_of "run refuses a taken name before the tool starts, and at its end" \
   run_refuses_a_taken_name_first
@@ -390,4 +419,5 @@ case_of "put ends as its tool does, and its help names its volume" put_ends_as_i
 case_of "sizes and times are read as people write them" sizes_and_times_are_read
 case_of "help and manual have exit codes, log places and named repositories" \
   the_manual_has_codes_logs_and_names
+case_of "restore checks the room first, and says what is missing" restore_checks_the_room_first
 exit 0

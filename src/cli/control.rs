@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::cli::output::{Code, Failure};
 
 /// A client of one bkfs mount.
+#[derive(Clone)]
 pub struct MountClient {
     mounted: MountInfo,
 }

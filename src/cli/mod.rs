@@ -32,6 +32,7 @@ mod named;
 pub mod options;
 pub mod output;
 mod password;
+mod patience;
 mod progress;
 mod put;
 mod restore;

@@ -10,7 +10,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::cli::control::MountClient;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, complain};
+use crate::cli::patience::{self, Interrupt, Waited};
 use crate::cli::runtime::block_on;
+use crate::cli::snapshot::interrupted;
 use crate::cli::tool::{code_of, code_without_start};
 
 /// Run a backup tool, then make a snapshot
@@ -56,7 +58,7 @@ pub fn run(command: Run, _: &Global, output: &Output) -> Result<i32, Failure> {
         ));
         return Ok(status);
     }
-    let answer = snapshot(&command, &mount, &before).map_err(|failure| {
+    let answer = snapshot(&command, &mount, &before, output).map_err(|failure| {
         ours(failure.context("the tool succeeded, but its backup did not become a snapshot"))
     })?;
     // Standard output belongs to the tool, unless JSON is asked for.
@@ -127,10 +129,19 @@ fn refuse_name(command: &Run, mount: &MountClient) -> Result<(), Failure> {
     }
 }
 
-fn snapshot(command: &Run, mount: &MountClient, before: &Seen) -> Result<Value, Failure> {
+fn snapshot(
+    command: &Run,
+    mount: &MountClient,
+    before: &Seen,
+    output: &Output,
+) -> Result<Value, Failure> {
     require_same(mount, before)?;
     let request = json!({ "snapshot": { "name": command.name, "tags": command.tags } });
-    let made = mount.request(&request)?;
+    let interrupt = Interrupt::hear()?;
+    let made = match patience::request(mount, &request, &interrupt, output)? {
+        Waited::Answer(made) => made,
+        Waited::Interrupted { waiting_bytes } => return Err(interrupted(mount, waiting_bytes)),
+    };
     // The snapshot may have been made after a loss.
     require_same(mount, before).map_err(|failure| {
         failure.context(format!(

@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 
 use crate::cli::control::MountClient;
 use crate::cli::options::Global;
-use crate::cli::output::{Code, Failure, Output};
+use crate::cli::output::{Code, Failure, Output, bytes};
+use crate::cli::patience::{self, Interrupt, Waited};
+use crate::json_name::with_name;
 use crate::mounting::outcome::{self, Outcome};
 use crate::root::state::HolderInfo;
 
@@ -24,7 +26,7 @@ const PLACES_AFTER: Duration = Duration::from_secs(3);
 /// Upload what is left, commit and unmount
 ///
 /// The command returns 0 only if everything that was written is in the bucket. If something cannot
-/// be stored, the mount stays, so that you can try again.
+/// be stored, the mount stays, so that you can try again. It also stays after Ctrl-C.
 #[derive(Debug, clap::Args)]
 pub struct Umount {
     /// The mount
@@ -39,7 +41,8 @@ pub struct Umount {
 /// # Errors
 /// The [`Failure`] that the mount answers with: the mount stays then, except with `--discard`.
 /// After the unmount: exit code 3 if the daemon goes on, since it is still mounted elsewhere; 14 if
-/// it does not end or does not say how it ended; 1 if its last commit failed or it was dead.
+/// it does not end or does not say how it ended; 1 if its last commit failed or it was dead. Exit
+/// code 1 after Ctrl-C before the unmount: the mount then stays.
 pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> {
     let mount = MountClient::find(&command.mountpoint)?;
     let status = match mount.status() {
@@ -50,9 +53,13 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
     let root = mount.mount_point().display();
     // Taken before the mount goes: afterwards another process may have the number.
     let daemon = Daemon::of(&status, mount.mounted());
-    let drained = drain(&mount, &status);
+    let interrupt = Interrupt::hear()?;
+    let drained = drain(&mount, &status, &interrupt, output);
     let generation = match (drained, command.discard) {
-        (Ok(generation), _) => generation,
+        (Ok(Drained::Whole { generation }), _) => generation,
+        (Ok(Drained::Interrupted { waiting_bytes }), _) => {
+            return Err(interrupted(&mount, waiting_bytes));
+        }
         (Err(failure), true) => {
             output.finding(format_args!(
                 "discarded what was not in the bucket: {}",
@@ -79,7 +86,7 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
         let hint = format!("fuser -vm {root} shows who uses it.");
         return Err(Failure::new(failure.to_string()).hint(hint));
     }
-    daemon.wait()?;
+    daemon.wait(&interrupt)?;
     if !command.discard {
         daemon.judge()?;
     }
@@ -94,14 +101,55 @@ fn answer(mount: &MountClient, generation: Option<u64>) -> Value {
     with_name(json!({ "generation": generation }), "mountpoint", place)
 }
 
-/// Commits everything. Returns the generation that holds it. A read-only mount has nothing to
-/// commit.
-fn drain(mount: &MountClient, status: &serde_json::Value) -> Result<u64, Failure> {
+/// How the commit of everything ended.
+enum Drained {
+    /// All is in the bucket.
+    Whole {
+        /// The generation that holds it.
+        generation: u64,
+    },
+    /// Ctrl-C came first.
+    Interrupted {
+        /// Bytes that are not in the bucket yet.
+        waiting_bytes: u64,
+    },
+}
+
+/// Commits everything, or as much as comes before Ctrl-C. A read-only mount has nothing to commit.
+fn drain(
+    mount: &MountClient,
+    status: &Value,
+    interrupt: &Interrupt,
+    output: &Output,
+) -> Result<Drained, Failure> {
+    let of = |answer: &Value| Drained::Whole {
+        generation: answer["generation"].as_u64().unwrap_or_default(),
+    };
     if status["mode"] == "read-only" {
-        return Ok(status["generation"].as_u64().unwrap_or_default());
+        return Ok(of(status));
     }
-    let answer = mount.request(&json!({ "drain": {} }))?;
-    Ok(answer["generation"].as_u64().unwrap_or_default())
+    match patience::request(mount, &json!({ "drain": {} }), interrupt, output)? {
+        Waited::Answer(answer) => Ok(of(&answer)),
+        Waited::Interrupted { waiting_bytes } => Ok(Drained::Interrupted { waiting_bytes }),
+    }
+}
+
+/// Lets writers go on, and returns what stands after Ctrl-C.
+fn interrupted(mount: &MountClient, waiting_bytes: u64) -> Failure {
+    let root = mount.mount_point().display();
+    let resumed = mount.request(&json!({ "resume": {} }));
+    let message = format!(
+        "interrupted: {root} stays mounted and takes writes, and {} are not in the bucket yet",
+        bytes(waiting_bytes)
+    );
+    let hint = format!(
+        "The mount goes on with their upload. To unmount and let it finish in the background: \
+         umount -i {root}"
+    );
+    match resumed {
+        Ok(_) => Failure::new(message).hint(hint),
+        Err(failure) => failure.context(format!("interrupted, and {root} stays mounted")),
+    }
 }
 
 /// Unmounts a mount whose daemon is gone, and fails: what the daemon had not committed is lost.
@@ -171,7 +219,7 @@ impl Daemon {
     }
 
     /// Waits for its end, so that nothing changes the bucket any more when this command returns.
-    fn wait(&self) -> Result<(), Failure> {
+    fn wait(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let Some(process) = &self.process else {
             return Ok(());
         };
@@ -184,6 +232,13 @@ impl Daemon {
             };
             if matches!(rustix::event::poll(&mut poll, Some(&second)), Ok(ready) if ready > 0) {
                 return Ok(());
+            }
+            if interrupt.is_heard() {
+                let message = format!(
+                    "interrupted: unmounted, and process {} has still to end",
+                    self.number
+                );
+                return Err(Failure::new(message).code(Code::Unknown));
             }
             if started.elapsed() >= PLACES_AFTER {
                 self.is_nowhere_else()?;

@@ -158,7 +158,7 @@ impl MountControl {
     }
 
     /// What was accepted and is not in the bucket yet.
-    fn waiting(&self) -> Waiting {
+    pub(super) fn waiting(&self) -> Waiting {
         let dirty = self.current.volume().map(|volume| volume.dirty());
         let metrics = self.repository.content_store.metrics();
         Waiting::of(dirty.unwrap_or_default(), &metrics)

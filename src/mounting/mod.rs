@@ -22,6 +22,7 @@ use crate::mounting::ending::{Deadline, KEEPING, LEAVING, keep_ahead};
 use crate::mounting::error::MountingError;
 use crate::mounting::following::Following;
 use crate::mounting::history::Snapshots;
+use crate::mounting::jobs::Jobs;
 use crate::mounting::scrubbing::Scrubbing;
 use crate::mounting::settings::Settings;
 use crate::mounting::spool_place::SpoolPlace;
@@ -47,6 +48,7 @@ mod exposition;
 mod following;
 pub(crate) mod format;
 pub mod history;
+mod jobs;
 pub mod outcome;
 pub mod recovery;
 mod scrubbing;
@@ -317,7 +319,7 @@ impl MountPlan {
             (None, Some(_)) => Lifetimes::FROZEN,
             (None, None) => Lifetimes::FOLLOWING,
         };
-        let control: Arc<dyn Control> = Arc::new(MountControl {
+        let control: Arc<dyn Control> = Arc::new(Jobs::new(MountControl {
             repository: self.repository.clone(),
             volume_name: self.volume.clone(),
             current: current.clone(),
@@ -327,7 +329,7 @@ impl MountPlan {
             since: control::time_text(self.repository.environment.clock.now()),
             outcome: self.settings.outcome.clone(),
             drains: Arc::default(),
-        });
+        }));
         MountParts {
             runtime: runtime.clone(),
             current,

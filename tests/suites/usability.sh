@@ -372,7 +372,7 @@ the_manual_has_codes_logs_and_names() {
   rm "$MACHINE/config/bkfs/bkfs.toml"
 }
 
-# --- a full disk ----------------------------------------------------------------------------------
+# --- a full disk, and Ctrl-C ----------------------------------------------------------------------
 
 restore_checks_the_room_first() {
   local disk=$SUITE_TMP/small here=$SUITE_TMP/room
@@ -401,6 +401,53 @@ restore_checks_the_room_first() {
   umount "$disk"
 }
 
+# interrupt_of PID: sends SIGINT to the program, a child of the timeout(1) that runs it.
+interrupt_of() { kill -INT "$(pgrep -P "$1" -x bkfs)"; }
+# begun COMMAND…: runs bkfs in the background; sets BEGUN.
+begun() {
+  "$MACHINE/run" "$BKFS_BIN" "$@" >"$SUITE_TMP/output" 2>&1 </dev/null &
+  BEGUN=$!
+  remember_pid $BEGUN
+}
+ended() {
+  local status=0
+  gone "$BEGUN" 5 || wrong "it goes on after Ctrl-C"
+  wait "$BEGUN" || status=$?
+  cat "$SUITE_TMP/output"
+  [ "$status" = "$1" ] || wrong "ended with $status instead of $1"
+}
+
+ctrl_c_ends_the_wait() {
+  mounted -o upload_rate=1M,close=async
+  random_file "$MNT/slow" $((10 * MIB))
+  begun snapshot "$MNT" interrupted
+  sleep 2
+  interrupt_of $BEGUN
+  ended 14
+  says 'interrupted: the mount goes on' 'not in the bucket yet' "bkfs snapshots $MNT"
+  # A second wait, for the unmount: the mount stays and takes writes.
+  random_file "$MNT/slower" $((6 * MIB))
+  begun umount "$MNT"
+  sleep 2
+  interrupt_of $BEGUN
+  ended 1
+  says "interrupted: $MNT stays mounted" 'not in the bucket yet'
+  timeout 5 sh -c "echo x >'$MNT/written'" || wrong "writers still wait"
+  unmounted
+  exits 0 bkfs ls "$URL" interrupted
+}
+
+progress_is_shown_on_a_terminal() {
+  mounted -o upload_rate=1M,close=async
+  random_file "$MNT/shown" $((4 * MIB))
+  script -qec "'$BKFS_BIN' snapshot '$MNT' shown" /dev/null >"$SUITE_TMP/output" 2>&1 </dev/null
+  says 'wait for the bucket' 'snapshot shown'
+  random_file "$MNT/shown" $((2 * MIB))
+  exits 0 bkfs snapshot "$MNT" hidden
+  says_not 'wait for the bucket'
+  unmounted
+}
+
 case_of "status counts what was accepted and waits for a slow store" status_counts_what_waits
 case_of "run refuses a taken name before the tool starts, and at its end" \
   run_refuses_a_taken_name_first
@@ -420,4 +467,6 @@ case_of "sizes and times are read as people write them" sizes_and_times_are_read
 case_of "help and manual have exit codes, log places and named repositories" \
   the_manual_has_codes_logs_and_names
 case_of "restore checks the room first, and says what is missing" restore_checks_the_room_first
+case_of "Ctrl-C ends the wait of snapshot and umount, and says what stands" ctrl_c_ends_the_wait
+case_of "snapshot shows progress on a terminal, and only there" progress_is_shown_on_a_terminal
 exit 0

@@ -377,6 +377,7 @@ the_manual_has_codes_logs_and_names() {
 restore_checks_the_room_first() {
   local disk=$SUITE_TMP/small here=$SUITE_TMP/room
   mkdir -p "$disk"
+  leave_mount "$MNT"
   exits 0 bkfs mount --init --no-encryption "$here" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache"
   random_file "$MNT/large" $((24 * MIB))
   mkdir "$MNT/small"

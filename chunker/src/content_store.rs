@@ -229,7 +229,17 @@ impl ContentStore {
     /// [`ContentError::Internal`] if a worker's job panics or the new table does not open.
     pub async fn load_packs(&self, packs: &[PackContents]) -> Result<(), ContentError> {
         let records = packs.iter().map(|pack| pack.0.clone()).collect();
-        self.shared.catalog.load_records(records).await
+        self.shared.catalog.load_records(records, false).await
+    }
+
+    /// Adds packs to those of [`ContentStore::load_packs`], which must not hold them yet. Takes as
+    /// much memory, and while it runs twice as much for the packs that it adds.
+    ///
+    /// # Errors
+    /// As [`ContentStore::load_packs`].
+    pub async fn add_packs(&self, packs: Vec<PackContents>) -> Result<(), ContentError> {
+        let records = packs.into_iter().map(|pack| pack.0).collect();
+        self.shared.catalog.load_records(records, true).await
     }
 
     /// Sets the source of newer indexes. From then on, a read that does not find a blob or its pack

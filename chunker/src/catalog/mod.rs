@@ -268,8 +268,13 @@ impl Catalog {
             .collect()
     }
 
-    /// Replaces the whole index by these packs, whether an index object lists them or not.
-    pub(crate) async fn load_records(&self, records: Vec<PackRecord>) -> Result<(), ContentError> {
+    /// Replaces the whole index by these packs, whether an index object lists them or not; or adds
+    /// them to it, if `keeps` is true.
+    pub(crate) async fn load_records(
+        &self,
+        records: Vec<PackRecord>,
+        keeps: bool,
+    ) -> Result<(), ContentError> {
         let _turn = self.loading.lock().await;
         let name = PackName {
             session: 0,
@@ -290,10 +295,13 @@ impl Catalog {
         let bytes = self.workers.run(build).await?;
         let table = Table::open(TableBytes::Memory(bytes))
             .map_err(|_| ContentError::Internal("a fresh table does not open"))?;
-        *self.state.write() = Arc::new(CatalogTables {
-            tables: vec![Arc::new(Loaded { reference, table })],
-            condemned: HashSet::new(),
-        });
+        let mut state = self.state.write();
+        let (mut tables, condemned) = match keeps {
+            true => (state.tables.clone(), state.condemned.clone()),
+            false => Default::default(),
+        };
+        tables.push(Arc::new(Loaded { reference, table }));
+        *state = Arc::new(CatalogTables { tables, condemned });
         Ok(())
     }
 

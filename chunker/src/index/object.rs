@@ -28,6 +28,36 @@ pub struct PackRecord {
     pub footer: Footer,
 }
 
+impl PackRecord {
+    /// Returns the length in bytes of the form that [`PackRecord::encode`] appends.
+    pub(crate) fn encoded_bytes(&self) -> u64 {
+        (RECORD_HEAD_LEN + self.footer.bytes().len()) as u64
+    }
+
+    /// Appends the record in the form that index objects hold.
+    pub(crate) fn encode(&self, raw: &mut Vec<u8>) {
+        let footer = self.footer.bytes();
+        raw.extend_from_slice(&self.name.to_bytes());
+        raw.push(self.class as u8);
+        raw.extend_from_slice(&self.length.to_le_bytes());
+        raw.extend_from_slice(&(footer.len() as u32).to_le_bytes());
+        raw.extend_from_slice(&self.header);
+        raw.extend_from_slice(footer);
+    }
+
+    /// The inverse of [`PackRecord::encode`].
+    ///
+    /// # Errors
+    /// [`IndexError::Footer`] or [`IndexError::Inconsistent`] if the bytes are not one record.
+    pub(crate) fn decode(mut raw: Bytes) -> Result<Self, IndexError> {
+        let record = decode_record(&mut raw)?;
+        match raw.is_empty() {
+            true => Ok(record),
+            false => Err(IndexError::Inconsistent("bytes follow the pack")),
+        }
+    }
+}
+
 impl From<&FinishedPack> for PackRecord {
     fn from(pack: &FinishedPack) -> Self {
         Self {
@@ -43,8 +73,10 @@ impl From<&FinishedPack> for PackRecord {
 /// Returns the decoded length in bytes of an index object of these packs, which [`INDEX_RAW_MAX`]
 /// bounds.
 pub fn encoded_length<'a>(records: impl IntoIterator<Item = &'a PackRecord>) -> u64 {
-    let record = |record: &PackRecord| (RECORD_HEAD_LEN + record.footer.bytes().len()) as u64;
-    4 + records.into_iter().map(record).sum::<u64>()
+    4 + records
+        .into_iter()
+        .map(PackRecord::encoded_bytes)
+        .sum::<u64>()
 }
 
 /// Returns the payload of an index object of these packs, to be sealed as class [`Class::Index`].
@@ -69,13 +101,7 @@ pub fn encode(
     let mut raw = Vec::with_capacity(length as usize);
     raw.extend_from_slice(&(records.len() as u32).to_le_bytes());
     for record in records {
-        let footer = record.footer.bytes();
-        raw.extend_from_slice(&record.name.to_bytes());
-        raw.push(record.class as u8);
-        raw.extend_from_slice(&record.length.to_le_bytes());
-        raw.extend_from_slice(&(footer.len() as u32).to_le_bytes());
-        raw.extend_from_slice(&record.header);
-        raw.extend_from_slice(footer);
+        record.encode(&mut raw);
     }
     let mut payload = Vec::new();
     encoder.encode(&raw, effort, &mut payload);

@@ -1,8 +1,11 @@
 //! The contents of a pack as an index object or a footer lists them, for callers that do not know
 //! the layout.
 
+use bytes::Bytes;
+
 use crate::chunking::segment;
 use crate::crypto::Class;
+use crate::error::ContentError;
 use crate::id::{Id, Kind, Prefix};
 use crate::index::PackRecord;
 use crate::pack::PackName;
@@ -56,6 +59,27 @@ impl PackContents {
     /// Returns the number of blobs.
     pub fn blob_count(&self) -> usize {
         self.0.footer.blob_count()
+    }
+
+    /// Returns the length in bytes of the form that [`PackContents::encode`] appends. It is also
+    /// about the memory that the list takes.
+    pub fn encoded_bytes(&self) -> u64 {
+        self.0.encoded_bytes()
+    }
+
+    /// Appends the list in a form for local files of one process. It has no checksum.
+    pub fn encode(&self, bytes: &mut Vec<u8>) {
+        self.0.encode(bytes);
+    }
+
+    /// The inverse of [`PackContents::encode`]. The list shares the memory of `bytes`.
+    ///
+    /// # Errors
+    /// [`ContentError::Internal`] if the bytes are not such a list.
+    pub fn decode(bytes: Bytes) -> Result<Self, ContentError> {
+        PackRecord::decode(bytes)
+            .map(Self)
+            .map_err(|_| ContentError::Internal("a list of blobs that does not decode"))
     }
 
     /// Returns the blobs in the order of frames and slots.

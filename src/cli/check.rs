@@ -1,7 +1,9 @@
-//! `bkfs check URL [--read-data[=N%]] [--repair [--from URL | --give-up-forgotten]]`
+//! `bkfs check URL [--read-data[=N%]] [--repair [--from URL | --give-up-forgotten]] [--work-dir
+//! DIR]`
 
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -21,6 +23,8 @@ use crate::maintain::options::{CheckOptions, CheckProgress};
 use crate::maintain::repair;
 use crate::maintain::report::{Note, Problem, Report, Stray};
 use crate::maintain::sample::Sample;
+use crate::maintain::workspace::directory::WorkDirectory;
+use crate::maintain::workspace::{Announce, Need, Workspace};
 use crate::mounting::settings::Settings;
 use crate::places;
 use crate::root::error::RootError;
@@ -44,6 +48,10 @@ const SHOWN_NAMES: usize = 10;
 /// identical to what is missing here. Nothing is written to the other repository. Its password
 /// comes from --from-password-file, --from-password-command, BKFS_FROM_PASSWORD_FILE,
 /// BKFS_FROM_PASSWORD or the configuration.
+///
+/// A check keeps what it learns of up to about three million blobs in memory. Of a larger
+/// repository it writes that to --work-dir, and says before it reads the packs how much space it
+/// may need there. Its files have no names, so that nothing stays behind.
 ///
 /// If bkfs gc refuses because it cannot read something that nothing can restore: forget the
 /// snapshots that need it (bkfs forget), then run bkfs check --repair --give-up-forgotten. Without
@@ -71,6 +79,10 @@ pub struct Check {
     /// that data and collections do; prints their names
     #[arg(long, requires = "repair", conflicts_with = "from")]
     give_up_forgotten: bool,
+    /// Write working data to this directory if the repository is large; by default to the
+    /// directory check in that of the cache
+    #[arg(long, value_name = "DIR")]
+    work_dir: Option<PathBuf>,
     #[command(flatten)]
     source: Source,
 }
@@ -127,6 +139,7 @@ pub fn run(command: Check, global: &Global, output: &Output) -> Result<(), Failu
         }
         options.gives_up = command.give_up_forgotten;
         options.data = command.sample(&options);
+        options.workspace = workspace(command.work_dir.as_ref(), &options, output);
         if let Some(seed) = options.data.seed() {
             output.remark(format_args!(
                 "the seed of the sample is {seed}; --seed {seed} repeats it"
@@ -234,6 +247,45 @@ fn options(bare: &Bare) -> CheckOptions {
     };
     options.verifier.timeout_ms = bare.timeout.as_millis() as u64;
     options
+}
+
+/// The working data of a check: in memory up to its default, and on disk beyond that.
+fn workspace(directory: Option<&PathBuf>, options: &CheckOptions, output: &Output) -> Workspace {
+    let by_default = || {
+        let cache = places::cache_dir().unwrap_or_else(std::env::temp_dir);
+        cache.join("check")
+    };
+    let directory = directory.cloned().unwrap_or_else(by_default);
+    let output = output.clone();
+    let is_told = AtomicBool::new(false);
+    let tell = move |need: &Need| {
+        // A repair checks several times.
+        if !is_told.swap(true, Ordering::Relaxed) {
+            output.remark(space(need));
+        }
+    };
+    Workspace {
+        medium: Some(Arc::new(WorkDirectory::new(
+            directory,
+            options.entropy.clone(),
+        ))),
+        announce: Some(Announce::new(tell)),
+        ..Workspace::default()
+    }
+}
+
+fn space(need: &Need) -> String {
+    let Need {
+        place,
+        bytes: needed,
+        free_bytes,
+    } = need;
+    let needed = bytes(*needed);
+    let text = format!("the check may need up to {needed} for working data in {place}");
+    match free_bytes {
+        Some(free) => format!("{text}, where {} are free", bytes(*free)),
+        None => text,
+    }
 }
 
 fn follow(output: &Output, progress: Arc<CheckProgress>) -> Bar {
@@ -436,4 +488,22 @@ fn conclude(report: &Report) -> Result<(), Failure> {
         ),
         false => failure,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_space_that_is_needed_is_said_with_what_is_free() {
+        let mut need = Need {
+            place: "/var/cache/bkfs/check".to_owned(),
+            bytes: 12 << 30,
+            free_bytes: Some(1 << 30),
+        };
+        let said = "the check may need up to 12.0 GiB for working data in /var/cache/bkfs/check";
+        assert_eq!(space(&need), format!("{said}, where 1.00 GiB are free"));
+        need.free_bytes = None;
+        assert_eq!(space(&need), said);
+    }
 }

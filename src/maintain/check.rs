@@ -9,16 +9,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bkfs_chunker::budget::MemoryBudget;
+use bkfs_chunker::catalog::PackLocation;
 use bkfs_chunker::content_store::{ContentStore, ContentStoreConfig};
 use bkfs_chunker::crypto::{Class, Keyring};
 use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::verify::{PackContents, Verifier};
+use bkfs_chunker::verify::Verifier;
 use bkfs_store::Store;
 
 use super::blame::{Blame, Head};
 use super::contents::{Learned, Walk};
+use super::holdings::{self, Holdings};
+use super::indexed::Indexed;
 use super::journals::Unreplayable;
 use super::judge::Damage;
 use super::options::CheckOptions;
@@ -26,9 +29,10 @@ use super::orphans::count_orphans;
 use super::recovery_bases;
 use super::refused::Refusals;
 use super::report::{Problem, ProblemKind, Report};
-use super::scan::{Indexed, Listed, Scan};
+use super::scan::{Listed, Scan};
 use super::strays;
 use super::trees::{Named, Trees};
+use super::workspace::shelf::ShelvedPack;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
 use crate::root::record::CommitRecord;
@@ -40,6 +44,9 @@ use crate::volume::nodes::Nodes;
 /// Frame cache of the content store that looks blobs up, in bytes: it reads only nodes, to trace
 /// damage.
 const CACHE_BYTES: u64 = 32 << 20;
+
+/// Blobs in damaged places whose copies are looked for at the same time.
+const BLOBS_JUDGED_AT_ONCE: usize = 1 << 20;
 
 /// Rounds of a check; the root's replacement while an object was missing starts a new one (rule
 /// 10).
@@ -57,7 +64,7 @@ pub struct Findings {
     pub indexed: Indexed,
     /// Packs in the bucket that no index object lists; filled only if an index object or the root
     /// is lost.
-    pub unlisted: Vec<PackContents>,
+    pub unlisted: Vec<ShelvedPack>,
     /// Sizes of all objects, as the bucket lists them.
     pub bucket: BTreeMap<String, u64>,
     /// Damage of packs.
@@ -66,7 +73,8 @@ pub struct Findings {
     pub unreplayable: Vec<Unreplayable>,
     /// References that were read in metadata.
     pub learned: Learned,
-    /// Looks up and reads blobs of all walked packs.
+    /// Looks up and reads blobs of all walked packs; of packs with chunks alone only after
+    /// [`Findings::load_chunks`], if their lists are not in memory.
     pub content_store: ContentStore,
     /// Why the root may be of a newer program, if it says so.
     pub newer_root: Option<String>,
@@ -155,9 +163,8 @@ async fn once(
     };
     let mut findings = look(&scan, left_out).await?;
     let live = findings.live_packs();
-    findings.content_store.load_packs(&live).await?;
     count(&live, options, &mut findings.report);
-    findings.walk(&verifier, &live, options).await?;
+    findings.walk(&verifier, &live, (keyring, options)).await?;
     let root = findings.handle.as_ref().map(|handle| handle.current());
     if let Some(view) = root {
         findings.judge(&view.root, &scan).await?;
@@ -178,11 +185,11 @@ async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings,
             scan.lists(root, &mut report).await?,
             scan.index(root, &mut report).await?,
         ),
-        None => Default::default(),
+        None => (Listed::default(), Indexed::new(&options.workspace)),
     };
     let bucket = scan.list().await?;
     scan.keys(&bucket, root.as_ref(), &mut report).await?;
-    let mut leftovers = Indexed::default();
+    let mut leftovers = Indexed::new(&options.workspace);
     let lost = root.is_none() || !listed.lost.is_empty();
     let mut unread = Vec::new();
     let (leftover_snapshots, leftover_epoch) = match lost {
@@ -198,13 +205,12 @@ async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings,
     let condemned = &listed.condemned;
     let unlisted = match root.is_none() || !indexed.lost.is_empty() {
         true => {
+            let packs = &indexed.packs;
             let known = |name: &PackName| {
-                indexed.packs.contains_key(name)
-                    || condemned.contains(name)
-                    || left_out.contains(name)
+                packs.contains_key(name) || condemned.contains(name) || left_out.contains(name)
             };
-            let found = scan.unlisted(&bucket, known, &mut report, &mut unread);
-            found.await?
+            let into = (&mut indexed.shelf, &mut report);
+            scan.unlisted(&bucket, known, into, &mut unread).await?
         }
         false => Vec::new(),
     };
@@ -227,10 +233,10 @@ async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings,
     })
 }
 
-fn count(packs: &[PackContents], options: &CheckOptions, report: &mut Report) {
+fn count(packs: &[ShelvedPack], options: &CheckOptions, report: &mut Report) {
     report.counts.packs = packs.len() as u64;
-    report.counts.blobs = packs.iter().map(|pack| pack.blob_count() as u64).sum();
-    report.counts.bytes = packs.iter().map(PackContents::bytes).sum();
+    report.counts.blobs = packs.iter().map(ShelvedPack::blob_count).sum();
+    report.counts.bytes = packs.iter().map(ShelvedPack::bytes).sum();
     let progress = &options.progress;
     progress.done_bytes.store(0, Ordering::Relaxed);
     progress
@@ -275,6 +281,23 @@ fn is_outage(error: &ContentError) -> bool {
     }
 }
 
+/// Turns all damage that was noted since the last call into problems.
+async fn judge_packs(
+    damage: &mut Damage,
+    report: &mut Report,
+    quarantine: &HashSet<PackLocation>,
+    holdings: &Holdings,
+) -> Result<(), RootError> {
+    loop {
+        let (count, blobs) = damage.next(BLOBS_JUDGED_AT_ONCE);
+        if count == 0 {
+            return Ok(());
+        }
+        let copies = holdings.copies(blobs).await?;
+        damage.judge(count, report, quarantine, |blob| copies.of(blob));
+    }
+}
+
 /// A head that the root or a list names: object with the name, owner, tree, commit record, number.
 type NamedHead = (String, String, Option<Id>, Option<Id>, Option<u64>);
 
@@ -284,29 +307,33 @@ impl Findings {
     async fn walk(
         &mut self,
         verifier: &Verifier,
-        packs: &[PackContents],
-        options: &CheckOptions,
+        packs: &[ShelvedPack],
+        (keyring, options): (&Keyring, &CheckOptions),
     ) -> Result<(), RootError> {
+        let (workspace, is_spilled) = (&options.workspace, self.indexed.shelf.has_spilled());
+        if is_spilled {
+            workspace.announce(packs.iter().map(ShelvedPack::notes_bytes).sum());
+        }
+        let holdings = Holdings::of(packs, &self.content_store, is_spilled, workspace).await?;
         let walk = Walk {
             verifier,
-            content_store: &self.content_store,
+            holdings: &holdings,
+            keyring,
+            workspace,
             progress: &options.progress,
             bucket: &self.bucket,
             records: self.handle.is_none() || !self.listed.lost.is_empty(),
         };
-        let copies = |prefix: &_| self.content_store.places_of(prefix);
+        let (damage, report) = (&mut self.damage, &mut self.report);
         let quarantine = &self.listed.quarantine;
-        walk.data(packs, options.data, &mut self.damage, &mut self.report)
-            .await?;
-        self.damage.judge(&mut self.report, quarantine, copies);
-        let learned = walk
-            .metadata(packs, &mut self.damage, &mut self.report)
-            .await?;
-        self.damage.judge(&mut self.report, quarantine, copies);
+        walk.data(packs, options.data, damage, report).await?;
+        judge_packs(damage, report, quarantine, &holdings).await?;
+        let learned = walk.metadata(packs, damage, report).await?;
+        judge_packs(damage, report, quarantine, &holdings).await?;
         // Packs that never were live are among these without a root or a part of the index: their
         // references prove nothing.
         if self.handle.is_some() && self.unlisted.is_empty() {
-            learned.judge(&mut self.damage, &mut self.report);
+            learned.judge(damage, report);
         }
         self.learned = learned;
         Ok(())
@@ -314,11 +341,23 @@ impl Findings {
 
     /// Returns the packs to walk: listed ones that are not condemned, and those that the index
     /// lacks.
-    fn live_packs(&self) -> Vec<PackContents> {
+    fn live_packs(&self) -> Vec<ShelvedPack> {
         let condemned = &self.listed.condemned;
         let held = self.indexed.packs.values();
         let live = held.filter(|pack| !condemned.contains(&pack.name()));
         live.chain(&self.unlisted).cloned().collect()
+    }
+
+    /// Makes the content store look up the blobs of all walked packs, chunks included. Takes 30
+    /// bytes of memory for each blob. Does nothing if it looks them up already.
+    ///
+    /// # Errors
+    /// Those of [`holdings::load`].
+    pub async fn load_chunks(&self) -> Result<(), RootError> {
+        match self.indexed.shelf.has_spilled() {
+            true => holdings::load(&self.live_packs(), &self.content_store, |_| true).await,
+            false => Ok(()),
+        }
     }
 
     /// Runs every check that needs a root.

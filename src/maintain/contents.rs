@@ -13,19 +13,24 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use bkfs_chunker::content_store::ContentStore;
-use bkfs_chunker::crypto::Class;
-use bkfs_chunker::error::ContentError;
+use bkfs_chunker::crypto::{Class, Keyring};
 use bkfs_chunker::id::{Id, Kind, Prefix};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::verify::{Found, PackContents, PackDamage, Verifier, chunks_of};
+use bkfs_chunker::verify::{Found, PackContents, PackDamage, Verifier, WalkedPack, chunks_of};
 use futures::{StreamExt, TryStreamExt};
 
+use super::holdings::Holdings;
 use super::judge::Damage;
 use super::options::CheckProgress;
+use super::references::References;
 use super::report::{Problem, ProblemKind, Report};
 use super::sample::Sample;
+use super::workspace::Workspace;
+use super::workspace::records::Reference as Noted;
+use super::workspace::records::{Edge, NodeFact, Order, Ordinal, ReadNode};
+use super::workspace::shelf::ShelvedPack;
 use crate::fault;
+use crate::root::error::RootError;
 use crate::root::record::CommitRecord;
 use crate::tree::item::{Item, Target};
 use crate::tree::key::{ItemKind, KeyParts, name_cookie};
@@ -68,25 +73,17 @@ pub struct Learned {
     pub records: Vec<(Id, CommitRecord)>,
     /// Number of references that were followed.
     pub references: u64,
-    nodes: HashMap<Prefix, NodeFact>,
-    edges: Vec<Edge>,
+    /// Statements of parents that are not what the child is: the parent's pack, and the child.
+    contradicted: Vec<(PackName, Prefix)>,
 }
 
-/// Facts about a node that its parent states as well.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-struct NodeFact {
-    level: u8,
-    items: u64,
-    /// Hash of the node's first key.
-    first: u64,
-}
-
-/// A parent's statement about a child.
-#[derive(Copy, Clone, Debug)]
-struct Edge {
-    pack: PackName,
-    child: Prefix,
-    expected: NodeFact,
+/// What was learned from one pack.
+struct Lesson<'p> {
+    ordinal: Ordinal,
+    pack: &'p PackContents,
+    learned: Learned,
+    /// Number of statements about children.
+    edges: u32,
 }
 
 /// The inputs of a walk.
@@ -94,7 +91,11 @@ pub struct Walk<'a> {
     /// Reads packs.
     pub verifier: &'a Verifier,
     /// Knows which packs hold a blob.
-    pub content_store: &'a ContentStore,
+    pub holdings: &'a Holdings,
+    /// Hashes names.
+    pub keyring: &'a Keyring,
+    /// Where references are noted.
+    pub workspace: &'a Workspace,
     /// Counts the bytes that are done.
     pub progress: &'a CheckProgress,
     /// Sizes in bytes of all objects in the bucket, as the store lists them.
@@ -104,47 +105,44 @@ pub struct Walk<'a> {
 }
 
 /// A pack, whether it is missing, its damage, and whether it was read whole.
-type Verdict<'p> = (&'p PackContents, bool, Vec<PackDamage>, bool);
+type Verdict = (PackContents, bool, Vec<PackDamage>, bool);
 
 impl Walk<'_> {
     /// Reads data packs: whole if `sample` takes them, otherwise only header and footer.
     ///
     /// # Errors
-    /// [`ContentError::Store`] or [`ContentError::Stalled`] if the store cannot be read. Damage of
-    /// a pack is no error.
+    /// [`RootError::Content`] if the store cannot be read (`Store`, `Stalled`), and
+    /// [`RootError::Local`] if the list of a pack cannot. Damage of a pack is no error.
     pub async fn data(
         &self,
-        packs: &[PackContents],
+        packs: &[ShelvedPack],
         sample: Sample,
         damage: &mut Damage,
         report: &mut Report,
-    ) -> Result<(), ContentError> {
+    ) -> Result<(), RootError> {
         let data = packs.iter().filter(|pack| pack.class() == Class::DataPack);
-        let work = data.map(|pack| async move {
-            let whole = sample.takes(pack.name());
-            let verdict: Verdict<'_> = match whole {
-                true => {
-                    let walked = self.verifier.walk(pack, &mut |_| ()).await?;
-                    self.progress.verified(walked.verified_bytes);
-                    (pack, walked.missing, walked.damage, true)
-                }
-                false => {
-                    let mut found = self.verifier.ends(pack).await?;
-                    let missing = found.iter().any(PackDamage::is_absence);
-                    found.extend(self.size_damage(pack).filter(|_| found.is_empty()));
-                    self.progress.passed(pack.bytes());
-                    (pack, missing, found, false)
-                }
-            };
-            Ok::<_, ContentError>(verdict)
-        });
-        let mut verdicts = futures::stream::iter(work.collect::<Vec<_>>()).buffered(PACKS_AT_ONCE);
+        let work = data.map(|pack| self.read_data(pack, sample));
+        let mut verdicts = futures::stream::iter(work).buffered(PACKS_AT_ONCE);
         while let Some((pack, missing, found, whole)) = verdicts.try_next().await? {
             report.counts.packs_read += u64::from(whole);
             report.counts.verified_bytes += if whole { pack.bytes() } else { 0 };
-            damage.note(pack, missing, found);
+            damage.note(&pack, missing, found);
         }
         Ok(())
+    }
+
+    async fn read_data(&self, pack: &ShelvedPack, sample: Sample) -> Result<Verdict, RootError> {
+        let pack = pack.contents()?;
+        if sample.takes(pack.name()) {
+            let walked = self.verifier.walk(&pack, &mut |_| ()).await?;
+            self.progress.verified(walked.verified_bytes);
+            return Ok((pack, walked.missing, walked.damage, true));
+        }
+        let mut found = self.verifier.ends(&pack).await?;
+        let missing = found.iter().any(PackDamage::is_absence);
+        found.extend(self.size_damage(&pack).filter(|_| found.is_empty()));
+        self.progress.passed(pack.bytes());
+        Ok((pack, missing, found, false))
     }
 
     /// Returns the damage of a pack whose size in the bucket is not the one in the index. A pack
@@ -161,84 +159,117 @@ impl Walk<'_> {
     /// Reads every byte of all metadata packs.
     ///
     /// # Errors
-    /// [`ContentError::Store`] or [`ContentError::Stalled`] if the store cannot be read. Damage of
-    /// a pack is no error.
+    /// [`RootError::Content`] if the store cannot be read (`Store`, `Stalled`), and
+    /// [`RootError::Local`] if working data can be neither written nor read. Damage of a pack is no
+    /// error.
     pub async fn metadata(
         &self,
-        packs: &[PackContents],
+        packs: &[ShelvedPack],
         damage: &mut Damage,
         report: &mut Report,
-    ) -> Result<Learned, ContentError> {
-        let known: &Damage = damage;
-        let metadata = packs
-            .iter()
-            .filter(|pack| pack.class() == Class::MetadataPack);
-        let work = metadata.map(|pack| async move {
-            let mut learned = Learned::default();
-            let walked = self
-                .verifier
-                .walk(pack, &mut |found| {
-                    self.learn(known, pack, found, &mut learned)
-                })
-                .await?;
-            self.progress.verified(walked.verified_bytes);
-            Ok::<_, ContentError>((pack, walked, learned))
-        });
-        let work = work.collect::<Vec<_>>();
+    ) -> Result<Learned, RootError> {
         let mut all = Learned::default();
         let mut verdicts = Vec::new();
+        let noted = References::new(self.workspace);
         {
+            let known: &Damage = damage;
+            let packs = packs.iter().enumerate();
+            let metadata = packs.filter(|(_, pack)| pack.class() == Class::MetadataPack);
+            let work = metadata
+                .map(|(ordinal, pack)| self.read_metadata(ordinal as Ordinal, pack, known, &noted));
             let mut done = futures::stream::iter(work).buffered(PACKS_AT_ONCE);
             while let Some((pack, walked, learned)) = done.try_next().await? {
                 report.counts.packs_read += 1;
                 report.counts.verified_bytes += walked.verified_bytes;
-                verdicts.push((pack, walked));
+                if !walked.damage.is_empty() {
+                    verdicts.push((pack, walked));
+                }
                 all.merge(learned);
             }
         }
         for (pack, walked) in verdicts {
-            damage.note(pack, walked.missing, walked.damage);
+            damage.note(&pack, walked.missing, walked.damage);
         }
+        let unresolved = noted.resolve(self.holdings).await?;
+        let pack_of = |order: Order| &packs[order.pack as usize];
+        all.dangling.extend(unresolved.dangling.iter().map(|noted| {
+            let pack = pack_of(noted.order);
+            Dangling {
+                pack: pack.name(),
+                key: pack.key(),
+                from: noted.from,
+                to: noted.to,
+            }
+        }));
+        let contradicted = unresolved.contradicted.iter();
+        all.contradicted = contradicted
+            .map(|edge| (pack_of(edge.order).name(), edge.child))
+            .collect();
         report.counts.references += all.references;
         Ok(all)
     }
 
-    fn learn(&self, damage: &Damage, pack: &PackContents, found: Found, learned: &mut Learned) {
+    async fn read_metadata(
+        &self,
+        ordinal: Ordinal,
+        pack: &ShelvedPack,
+        damage: &Damage,
+        noted: &References,
+    ) -> Result<(PackContents, WalkedPack, Learned), RootError> {
+        let contents = pack.contents()?;
+        let mut lesson = Lesson {
+            ordinal,
+            pack: &contents,
+            learned: Learned::default(),
+            edges: 0,
+        };
+        let mut learn = |found| self.learn(damage, found, &mut lesson, noted);
+        let walked = self.verifier.walk(&contents, &mut learn).await?;
+        noted.require_whole()?;
+        self.progress.verified(walked.verified_bytes);
+        let learned = lesson.learned;
+        Ok((contents, walked, learned))
+    }
+
+    fn learn(&self, damage: &Damage, found: Found, lesson: &mut Lesson<'_>, noted: &References) {
         let from = (found.kind, found.id.prefix());
-        let senseless = |why: String| (pack.key(), from.1, why);
+        let pack = lesson.pack;
+        let key = || pack.key();
         match found.kind {
             Kind::Chunk => {}
             Kind::Segment => match chunks_of(&found.bytes) {
                 Ok(chunks) => {
                     for (id, _) in &chunks {
-                        self.follow(pack, from, (Kind::Chunk, *id), learned);
+                        self.follow(from, (Kind::Chunk, *id), lesson, noted);
                     }
                     let mut lost = chunks.iter();
                     let lost = lost.find_map(|(id, _)| damage.culprit(&id.prefix()));
-                    learned
-                        .broken_segments
-                        .extend(lost.map(|lost| (from.1, lost)));
+                    let broken = lost.map(|lost| (from.1, lost));
+                    lesson.learned.broken_segments.extend(broken);
                 }
-                Err(why) => learned.senseless.push(senseless(why)),
+                Err(why) => lesson.learned.senseless.push((key(), from.1, why)),
             },
             Kind::Node => match Node::decode(found.bytes) {
-                Ok(node) => self.learn_node(pack, from, &node, learned),
-                Err(error) => learned.senseless.push(senseless(error.to_string())),
+                Ok(node) => self.learn_node(from, &node, lesson, noted),
+                Err(error) => {
+                    let why = error.to_string();
+                    lesson.learned.senseless.push((key(), from.1, why));
+                }
             },
             Kind::Commit => match CommitRecord::decode(&found.bytes) {
-                Ok(record) if self.records => learned.records.push((found.id, record)),
+                Ok(record) if self.records => lesson.learned.records.push((found.id, record)),
                 Ok(_) => {}
-                Err(why) => learned.senseless.push(senseless(why)),
+                Err(why) => lesson.learned.senseless.push((key(), from.1, why)),
             },
         }
     }
 
     fn learn_node(
         &self,
-        pack: &PackContents,
         from: (Kind, Prefix),
         node: &Node,
-        learned: &mut Learned,
+        lesson: &mut Lesson<'_>,
+        noted: &References,
     ) {
         if !node.is_empty() {
             let fact = NodeFact {
@@ -246,39 +277,41 @@ impl Walk<'_> {
                 items: node.items(),
                 first: hash(node.key(0).as_bytes()),
             };
-            learned.nodes.insert(from.1, fact);
+            noted.note_node(ReadNode { node: from.1, fact });
         }
         for index in 0..node.len() {
             if let Some(child) = node.child(index) {
-                learned.edges.push(Edge {
-                    pack: pack.name(),
+                noted.note_edge(Edge {
                     child: child.id.prefix(),
                     expected: NodeFact {
                         level: node.level() - 1,
                         items: child.items,
                         first: hash(node.key(index).as_bytes()),
                     },
+                    order: Order {
+                        pack: lesson.ordinal,
+                        number: lesson.edges,
+                    },
                 });
+                lesson.edges += 1;
             }
         }
         for why in self.faults(node) {
-            learned.faults.push((pack.key(), from.1, why));
+            lesson.learned.faults.push((lesson.pack.key(), from.1, why));
         }
         for reference in references(node) {
-            match reference {
-                Ok(Reference::Node(id)) => self.follow(pack, from, (Kind::Node, id), learned),
-                Ok(Reference::Target(Target::Chunk(id))) => {
-                    self.follow(pack, from, (Kind::Chunk, id), learned);
-                }
-                Ok(Reference::Target(Target::Segment(id))) => {
-                    self.follow(pack, from, (Kind::Segment, id), learned);
-                }
+            let to = match reference {
+                Ok(Reference::Node(id)) => (Kind::Node, id),
+                Ok(Reference::Target(Target::Chunk(id))) => (Kind::Chunk, id),
+                Ok(Reference::Target(Target::Segment(id))) => (Kind::Segment, id),
                 Err(error) => {
-                    learned
-                        .senseless
-                        .push((pack.key(), from.1, error.to_string()));
+                    let why = error.to_string();
+                    let key = lesson.pack.key();
+                    lesson.learned.senseless.push((key, from.1, why));
+                    continue;
                 }
-            }
+            };
+            self.follow(from, to, lesson, noted);
         }
     }
 
@@ -286,7 +319,7 @@ impl Walk<'_> {
     /// decode.
     fn faults(&self, node: &Node) -> Vec<String> {
         let mut faults = Vec::new();
-        let cookie = |name: &[u8]| name_cookie(self.content_store.keyring().name_hash(name));
+        let cookie = |name: &[u8]| name_cookie(self.keyring.name_hash(name));
         // The file that the entries belong to, as far as it begins in this leaf: its inode, its
         // size, and the end of its extents in bytes.
         let mut file = (0, None, 0);
@@ -329,21 +362,28 @@ impl Walk<'_> {
         faults
     }
 
+    /// Notes a reference whose target may be missing, or is.
     fn follow(
         &self,
-        pack: &PackContents,
         from: (Kind, Prefix),
         to: (Kind, Id),
-        learned: &mut Learned,
+        lesson: &mut Lesson<'_>,
+        noted: &References,
     ) {
-        learned.references += 1;
-        if self.content_store.places(&to.1).is_empty() {
-            learned.dangling.push(Dangling {
-                pack: pack.name(),
-                key: pack.key(),
+        let order = Order {
+            pack: lesson.ordinal,
+            number: lesson.learned.references as u32,
+        };
+        lesson.learned.references += 1;
+        match self.holdings.holds(&to.1) {
+            Some(true) => {}
+            Some(false) => lesson.learned.dangling.push(Dangling {
+                pack: lesson.pack.name(),
+                key: lesson.pack.key(),
                 from,
                 to,
-            });
+            }),
+            None => noted.note(Noted { from, to, order }),
         }
     }
 }
@@ -356,8 +396,6 @@ impl Learned {
         self.broken_segments.extend(other.broken_segments);
         self.records.extend(other.records);
         self.references += other.references;
-        self.nodes.extend(other.nodes);
-        self.edges.extend(other.edges);
     }
 
     /// Returns the packs with objects that refer to blobs that no live pack holds.
@@ -399,17 +437,10 @@ impl Learned {
                 damage.lose(dangling.from.1, number);
             }
         }
-        for edge in &self.edges {
-            let Some(fact) = self.nodes.get(&edge.child) else {
-                // The child is damaged or missing, which is reported elsewhere. Or it is the empty
-                // node, which no parent has as a child.
-                continue;
-            };
-            if *fact != edge.expected {
-                let what = format!("node {} does not match the entry of its parent", edge.child);
-                let key = edge.pack.key(Class::MetadataPack);
-                report.add(Problem::new(key, ProblemKind::Inconsistent, what));
-            }
+        for (pack, child) in &self.contradicted {
+            let what = format!("node {child} does not match the entry of its parent");
+            let key = pack.key(Class::MetadataPack);
+            report.add(Problem::new(key, ProblemKind::Inconsistent, what));
         }
     }
 }

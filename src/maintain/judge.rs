@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use bkfs_chunker::catalog::PackLocation;
 use bkfs_chunker::id::Prefix;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::verify::{PackContents, PackDamage};
+use bkfs_chunker::verify::{Listed, PackContents, PackDamage};
 
 use super::report::{Problem, ProblemKind, Report};
 
@@ -130,18 +130,35 @@ impl Damage {
         self.seen.iter().map(|(pack, ..)| pack.name()).collect()
     }
 
-    /// Turns the damage that was noted since the last call into problems of `report`.
+    /// Returns how many of the damages that the next calls of [`Self::judge`] have to judge go
+    /// together, and the blobs in their places: about `blobs_max`, or those of one damage if these
+    /// are more. Zero if all damage is judged.
+    pub fn next(&self, blobs_max: usize) -> (usize, Vec<Prefix>) {
+        let (mut count, mut blobs) = (0, Vec::new());
+        for (pack, missing, damage) in &self.seen[self.judged..] {
+            if count > 0 && blobs.len() + pack.blob_count() > blobs_max {
+                break;
+            }
+            count += 1;
+            blobs.extend(blobs_in(pack, *missing, damage).map(|blob| blob.prefix));
+        }
+        (count, blobs)
+    }
+
+    /// Turns the next `count` damages that were noted into problems of `report`.
     ///
     /// `copies` returns the places that hold a blob; `quarantine` holds the places that are known
     /// already. Call it once all packs that can hold other copies have been seen.
     pub fn judge(
         &mut self,
+        count: usize,
         report: &mut Report,
         quarantine: &HashSet<PackLocation>,
         copies: impl Fn(&Prefix) -> Vec<PackLocation>,
     ) {
-        let judged = std::mem::replace(&mut self.judged, self.seen.len());
-        for (pack, missing, damage) in &self.seen[judged..] {
+        let judged = self.judged;
+        self.judged = self.seen.len().min(judged + count);
+        for (pack, missing, damage) in &self.seen[judged..self.judged] {
             let place = PackLocation {
                 pack: pack.name(),
                 frame: damage.frame,
@@ -153,12 +170,9 @@ impl Damage {
             let known = quarantine.contains(&place) || quarantine.contains(&whole);
             // Reading needs neither header nor footer, but a pack without them is not trusted with
             // the only copy of anything.
-            let in_place = pack
-                .blobs()
-                .filter(|blob| *missing || damage.frame.is_none_or(|frame| frame == blob.frame));
             let mut lost = Vec::new();
             let mut only_here = 0u64;
-            for blob in in_place {
+            for blob in blobs_in(pack, *missing, damage) {
                 let all = copies(&blob.prefix);
                 let elsewhere = |copy: &&PackLocation| {
                     copy.pack != place.pack || copy.frame != Some(blob.frame)
@@ -194,4 +208,15 @@ impl Damage {
             }
         }
     }
+}
+
+/// Returns the blobs in the place of a damage.
+fn blobs_in<'p>(
+    pack: &'p PackContents,
+    missing: bool,
+    damage: &PackDamage,
+) -> impl Iterator<Item = Listed> + use<'p> {
+    let frame = damage.frame.filter(|_| !missing);
+    pack.blobs()
+        .filter(move |blob| frame.is_none_or(|frame| frame == blob.frame))
 }

@@ -48,7 +48,7 @@ pub(super) async fn mend(
             session: session.id(),
             index: IndexChange {
                 absorbed: findings.indexed.lost.clone(),
-                added: ingest.put_index(&plan.packs).await?,
+                added: plan.put_index(&ingest).await?,
             },
             lost_lists: plan.lost_lists,
             known: (plan.snapshots, plan.trash),

@@ -12,9 +12,14 @@
 //! | [`judge`] | decides which packs are damaged (pure) |
 //! | [`options`] | options and progress of a check |
 //! | [`check`] | reads the repository and judges it |
-//! | [`scan`] | root, lists, index objects, and other objects of the bucket |
+//! | [`scan`] | root, lists, and other objects of the bucket |
+//! | `scan_index` | index objects, and packs that none of them lists |
+//! | [`indexed`] | the packs that index objects list |
 //! | [`orphans`] | objects that a root does not need (pure) |
 //! | [`contents`] | walks packs: every blob, every reference |
+//! | [`holdings`] | which live packs hold a blob |
+//! | [`references`] | references that are resolved once all metadata was read |
+//! | [`workspace`] | working data in memory or on local disk, and joins of it |
 //! | [`strays`] | commits that no root knows |
 //! | [`journals`] | heartbeats and journals of sessions |
 //! | [`recovery_bases`] | commits that the spools of ended sessions follow |
@@ -32,10 +37,12 @@
 //! | [`collect`] | frees what nothing needs |
 //! | [`blame`] | snapshots and files that damage affects |
 //!
-//! **Memory** of a check: 256 MiB for objects in flight, 150 bytes per object in the bucket, and
-//! 110 bytes per tree node. Each blob in live packs takes about 75 bytes (75 MB per million chunks,
-//! that is per 64 GB of deduplicated data). With damage: also 24 bytes per damaged blob, and the
-//! paths of the directories of a damaged tree.
+//! **Memory** of a check: 256 MiB for objects in flight, 250 bytes per object in the bucket, 80
+//! bytes per inode of one tree, and [`workspace::MEMORY_BYTES`] for blobs and references. What does
+//! not fit there goes to local disk: about 120 bytes per blob. 30 bytes per blob in metadata packs
+//! stay in memory then, and in a repair of damage 30 bytes per blob. With damage: also 24 bytes per
+//! damaged blob, 100 bytes per reference to a missing one, and the paths of the directories of a
+//! damaged tree.
 
 mod abandon;
 mod anew;
@@ -44,6 +51,8 @@ pub mod check;
 pub mod collect;
 pub mod contents;
 pub mod heal;
+pub mod holdings;
+pub mod indexed;
 pub mod journals;
 pub mod judge;
 pub mod layout;
@@ -53,6 +62,7 @@ pub mod orphans;
 pub mod quarantine;
 pub mod rebuild;
 pub mod recovery_bases;
+pub mod references;
 mod refusal;
 mod refused;
 pub mod repair;
@@ -61,9 +71,11 @@ pub mod report;
 mod reread;
 pub mod sample;
 pub mod scan;
+mod scan_index;
 pub mod scrub;
 pub mod strays;
 pub mod trees;
+pub mod workspace;
 
 pub use check::check;
 pub use options::{CheckOptions, CheckProgress};

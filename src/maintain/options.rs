@@ -12,6 +12,7 @@ use bkfs_store::entropy::{Entropy, SystemEntropy};
 use jiff::Timestamp;
 
 use super::sample::Sample;
+use super::workspace::Workspace;
 use crate::root::memory::GenerationMemory;
 use crate::root::retry::RetryPolicy;
 
@@ -37,6 +38,8 @@ pub struct CheckOptions {
     pub policy: RetryPolicy,
     /// Concurrency of pack reads; 0 workers for simulations.
     pub verifier: VerifierConfig,
+    /// Where working data may be, and how much of it stays in memory.
+    pub workspace: Workspace,
     /// Progress, for observers.
     pub progress: Arc<CheckProgress>,
 }
@@ -53,6 +56,7 @@ impl Default for CheckOptions {
             entropy: Arc::new(SystemEntropy),
             policy: RetryPolicy::default(),
             verifier: VerifierConfig::default(),
+            workspace: Workspace::default(),
             progress: Arc::default(),
         }
     }

@@ -7,17 +7,17 @@ use std::collections::{BTreeMap, HashSet};
 
 use bkfs_chunker::crypto::Class;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::verify::PackContents;
 
 use super::layout::{self, place_of};
 use super::report::Report;
+use super::workspace::shelf::ShelvedPack;
 use crate::root::shard::ListRef;
 use crate::root::state::{Root, SessionId};
 
 /// Counts objects that the root does not need.
 pub fn count_orphans(
     root: &Root,
-    packs: &BTreeMap<PackName, PackContents>,
+    packs: &BTreeMap<PackName, ShelvedPack>,
     condemned: &HashSet<PackName>,
     bucket: &BTreeMap<String, u64>,
     report: &mut Report,

@@ -65,6 +65,10 @@ pub async fn plan(
         if findings.handle.is_none() {
             refuse_newer_keys(&**store, keyring, &findings).await?;
         }
+        if findings.handle.is_none() || !findings.report.is_clean() {
+            // What is needed is looked up blob by blob.
+            findings.load_chunks().await?;
+        }
         let tips = tips(&findings).await?;
         let open = strangers(&findings, &tips).await?;
         if open.is_empty() {
@@ -478,7 +482,7 @@ async fn write_root(
         findings.content_store.clone(),
         u64::from_le_bytes(random(&*options.entropy)),
     );
-    root.index = ingest.put_index(&plan.packs).await?;
+    root.index = plan.put_index(&ingest).await?;
     let mut taken = Taken::default();
     plan.snapshots.iter().for_each(|entry| taken.take(entry));
     root.next_snapshot = taken.next_number();

@@ -3,10 +3,13 @@
 //! Owns the sentences and the objects of the plan, and nothing of how it is made (`repair`) or
 //! carried out (`mend`).
 
+use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::id::Id;
-use bkfs_chunker::verify::PackContents;
+use bkfs_chunker::ingest::Ingest;
 
 use super::collect::rebuilt::{Head, Rebuilt};
+use super::workspace::shelf::ShelvedPack;
+use crate::root::error::RootError;
 use crate::root::sent::Sent;
 use crate::root::shard::ListRef;
 use crate::root::snapshots::{QuarantineEntry, SnapshotEntry, TrashEntry};
@@ -14,6 +17,9 @@ use crate::root::state::{Condemned, Root, SessionId};
 
 /// What the repair session calls itself.
 pub(super) const MOUNT_POINT: &str = "bkfs check --repair";
+
+/// Bytes of lists that are read from disk for one round of index objects.
+const INDEX_BYTES: u64 = 64 << 20;
 
 /// What will be done.
 #[derive(Debug, Default)]
@@ -23,7 +29,7 @@ pub struct RepairPlan {
     /// What is not done and could be, in sentences.
     pub remarks: Vec<String>,
     pub(super) root: Option<Root>,
-    pub(super) packs: Vec<PackContents>,
+    pub(super) packs: Vec<ShelvedPack>,
     pub(super) snapshots: Vec<SnapshotEntry>,
     pub(super) trash: Vec<TrashEntry>,
     /// Commits of forgotten snapshots that are given up.
@@ -47,6 +53,29 @@ impl RepairPlan {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
+    }
+
+    /// Writes index objects that list the packs of the plan.
+    ///
+    /// # Errors
+    /// [`RootError::Content`] if the store fails, and [`RootError::Local`] if a list on disk cannot
+    /// be read.
+    pub(super) async fn put_index(&self, ingest: &Ingest) -> Result<Vec<IndexRef>, RootError> {
+        let (mut written, mut round, mut bytes) = (Vec::new(), Vec::new(), 0);
+        for pack in &self.packs {
+            let contents = pack.contents()?;
+            if !pack.is_in_memory() {
+                bytes += contents.encoded_bytes();
+            }
+            round.push(contents);
+            if bytes >= INDEX_BYTES {
+                written.extend(ingest.put_index(&round).await?);
+                round.clear();
+                bytes = 0;
+            }
+        }
+        written.extend(ingest.put_index(&round).await?);
+        Ok(written)
     }
 
     /// What stands in for lost lists of snapshots.

@@ -1,20 +1,20 @@
-//! Reads the bucket object by object: config, key slots, root, lists, index objects, and
-//! what is left of them. Not packs, and not objects that sessions own.
+//! Reads the bucket object by object: config, key slots, root, lists, and what is left of index
+//! objects and lists. Not packs, and not objects that sessions own.
 //!
 //! Owns the order of the reads and the problem that each one reports. Writes nothing.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use bkfs_chunker::catalog::{IndexRef, PackLocation};
+use bkfs_chunker::catalog::PackLocation;
 use bkfs_chunker::crypto::{Class, Config, Keyring, OpenError, Slot};
 use bkfs_chunker::error::ContentError;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::verify::{PackContents, Verifier};
+use bkfs_chunker::verify::Verifier;
 use bkfs_store::lock::LockRule;
 use bkfs_store::{Store, StoreError, StoreErrorKind};
-use futures::StreamExt;
 
+use super::indexed::Indexed;
 use super::layout::{self, place_of};
 use super::options::CheckOptions;
 use super::report::{Problem, ProblemKind, Report};
@@ -32,7 +32,7 @@ use crate::root::unlock::damage_of;
 use crate::root::{listing, lock_rule};
 
 /// Small objects read at the same time.
-const READS_AT_ONCE: usize = 8;
+pub(super) const READS_AT_ONCE: usize = 8;
 
 /// Environment of a scan.
 pub struct Scan<'a> {
@@ -67,15 +67,6 @@ pub struct Listed {
     pub lost_chain: Vec<ListRef>,
     /// The epoch of the root that names these lists.
     pub epoch: u64,
-}
-
-/// Contents of the index objects of a root.
-#[derive(Debug, Default)]
-pub struct Indexed {
-    /// Packs that they list, by name.
-    pub packs: BTreeMap<PackName, PackContents>,
-    /// Index objects that cannot be read.
-    pub lost: Vec<IndexRef>,
 }
 
 /// Turns an object's error into a problem.
@@ -443,41 +434,6 @@ impl Scan<'_> {
         Ok(listed)
     }
 
-    /// Returns the contents of the root's index objects. Each one that is unreadable, or
-    /// contradicts another, is a problem.
-    ///
-    /// # Errors
-    /// Store errors.
-    pub async fn index(&self, root: &Root, report: &mut Report) -> Result<Indexed, RootError> {
-        let mut indexed = Indexed::default();
-        let mut reads = futures::stream::iter(root.index.iter())
-            .map(|reference| async move { (*reference, self.verifier.index(*reference).await) })
-            .buffered(READS_AT_ONCE);
-        while let Some((reference, read)) = reads.next().await {
-            report.counts.indexes += 1;
-            let packs = match read {
-                Ok(packs) => packs,
-                Err(error) => {
-                    report.add(as_problem(error)?);
-                    indexed.lost.push(reference);
-                    continue;
-                }
-            };
-            for pack in packs {
-                let known = indexed
-                    .packs
-                    .entry(pack.name())
-                    .or_insert_with(|| pack.clone());
-                if *known != pack {
-                    let what = format!("it and another index object disagree about {}", pack.key());
-                    let key = reference.name.key(Class::Index);
-                    report.add(Problem::new(key, ProblemKind::Inconsistent, what));
-                }
-            }
-        }
-        Ok(indexed)
-    }
-
     /// Collects index objects and lists that no root names: adds the packs of every readable index
     /// object, and returns every snapshot in any list and the highest epoch of any heartbeat. Adds
     /// the keys of unreadable objects to `unread`. Those that the store refuses are problems: what
@@ -509,10 +465,7 @@ impl Scan<'_> {
             };
             if let (Class::Index, Some(name)) = (class, name) {
                 match self.verifier.index_of(name).await {
-                    Ok(packs) => {
-                        let packs = packs.into_iter().map(|pack| (pack.name(), pack));
-                        indexed.packs.extend(packs);
-                    }
+                    Ok(packs) => indexed.replace(packs)?,
                     Err(error) => is_unread(key, error)?,
                 }
             }
@@ -535,47 +488,5 @@ impl Scan<'_> {
             }
         }
         Ok((snapshots, epoch))
-    }
-
-    /// Describes packs in the bucket that are not among `known`. Runs only if a part of the index
-    /// is lost: every such pack may be needed, so that an unreadable description is a problem. Adds
-    /// the keys of these packs to `unread`.
-    ///
-    /// # Errors
-    /// Store errors.
-    pub async fn unlisted(
-        &self,
-        bucket: &BTreeMap<String, u64>,
-        known: impl Fn(&PackName) -> bool,
-        report: &mut Report,
-        unread: &mut Vec<String>,
-    ) -> Result<Vec<PackContents>, RootError> {
-        let packs = bucket
-            .iter()
-            .filter_map(|(key, bytes)| match place_of(key) {
-                layout::NamedObject::Named(
-                    class @ (Class::DataPack | Class::MetadataPack),
-                    name,
-                ) => (!known(&name)).then_some((class, name, *bytes)),
-                _ => None,
-            });
-        let reads = packs.map(|(class, name, bytes)| async move {
-            let read = self.verifier.describe(name, class, bytes).await;
-            (name.key(class), read)
-        });
-        let mut reads = futures::stream::iter(reads.collect::<Vec<_>>()).buffered(READS_AT_ONCE);
-        let mut found = Vec::new();
-        while let Some((key, read)) = reads.next().await {
-            match read {
-                Ok(pack) => found.push(pack),
-                Err(error) => {
-                    unread.push(key);
-                    let mut problem = as_problem(error)?;
-                    problem.what += " (no index object that can be read lists it)";
-                    report.add(problem);
-                }
-            }
-        }
-        Ok(found)
     }
 }

@@ -24,6 +24,7 @@ mod repairs;
 mod reread;
 mod restored;
 mod scrubs;
+mod spilled;
 mod targeted;
 mod world;
 

@@ -12,6 +12,7 @@ mod forgeries;
 #[path = "../reference/password.rs"]
 mod password;
 mod server;
+mod spilled;
 mod told;
 mod user;
 

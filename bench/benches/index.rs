@@ -5,7 +5,7 @@ mod common;
 use bkfs_chunker::codec::{Decoder, Effort, Encoder};
 use bkfs_chunker::crypto::{Class, HEADER_LEN};
 use bkfs_chunker::id::{Kind, Prefix};
-use bkfs_chunker::index::{PackRecord, Table, TableBuilder, decode, encode};
+use bkfs_chunker::index::{PackRecord, Table, TableBuilder, TableKey, decode, encode};
 use bkfs_chunker::pack::{FooterBuilder, PackName};
 use common::Numbers;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
@@ -43,12 +43,16 @@ fn packs(count: u32) -> (Vec<PackRecord>, Vec<Prefix>) {
     (records.collect(), prefixes)
 }
 
+fn key() -> TableKey {
+    [7; 32].into()
+}
+
 fn table_of(records: &[PackRecord]) -> Vec<u8> {
     let mut builder = TableBuilder::new();
     for record in records {
         builder.push(record.clone());
     }
-    builder.finish()
+    builder.finish(&key())
 }
 
 fn index(criterion: &mut Criterion) {
@@ -75,14 +79,14 @@ fn index(criterion: &mut Criterion) {
 
     let (records, prefixes) = packs(4096);
     let bytes = table_of(&records);
-    let table = Table::open(bytes).expect("the table was just made");
+    let table = Table::open(bytes.as_slice(), key()).expect("the table was just made");
     let mut numbers = Numbers(4);
     let mut group = criterion.benchmark_group("look-up in 4 million");
     group.throughput(Throughput::Elements(1));
     group.bench_function("present", |bencher| {
         bencher.iter(|| {
             let at = numbers.draw() as usize % prefixes.len();
-            table.find(&prefixes[at]).next()
+            table.find(&prefixes[at])
         });
     });
     group.bench_function("absent", |bencher| {

@@ -174,21 +174,38 @@ impl ContentStore {
     ///
     /// Rule 3 requires this check of everything that a commit relies on, after
     /// [`ContentStore::load_index`] with the list of the root that is replaced.
-    pub fn not_live<'a>(&self, packs: impl IntoIterator<Item = &'a PackName>) -> Vec<PackName> {
-        let catalog = &self.shared.catalog;
-        let packs = packs.into_iter().copied();
-        packs.filter(|pack| !catalog.is_live(pack)).collect()
+    ///
+    /// # Errors
+    /// Those of [`ContentStore::places`].
+    pub async fn not_live<'a>(
+        &self,
+        packs: impl IntoIterator<Item = &'a PackName>,
+    ) -> Result<Vec<PackName>, ContentError> {
+        let mut packs: Vec<PackName> = packs.into_iter().copied().collect();
+        let mut is_live = Vec::with_capacity(packs.len());
+        for pack in &packs {
+            is_live.push(self.is_live(pack).await?);
+        }
+        let mut is_live = is_live.into_iter();
+        packs.retain(|_| is_live.next() == Some(false));
+        Ok(packs)
     }
 
     /// Returns true if a loaded index object lists the pack and it is not condemned
     /// (docs/PROTOCOL.md, rule 3).
-    pub fn is_live(&self, pack: &PackName) -> bool {
-        self.shared.catalog.is_live(pack)
+    ///
+    /// # Errors
+    /// Those of [`ContentStore::places`].
+    pub async fn is_live(&self, pack: &PackName) -> Result<bool, ContentError> {
+        self.shared.catalog.is_live(pack).await
     }
 
     /// Returns true if a loaded index object lists the pack, condemned or not.
-    pub fn is_listed(&self, pack: &PackName) -> bool {
-        self.shared.catalog.is_listed(pack)
+    ///
+    /// # Errors
+    /// Those of [`ContentStore::places`].
+    pub async fn is_listed(&self, pack: &PackName) -> Result<bool, ContentError> {
+        self.shared.catalog.is_listed(pack).await
     }
 
     /// Returns true if any place is known to be damaged: it is in quarantine, or a read found
@@ -207,19 +224,33 @@ impl ContentStore {
 
     /// Returns all copies of a blob in the loaded index, those in condemned packs and damaged
     /// frames included.
-    pub fn places(&self, id: &Id) -> Vec<PackLocation> {
-        self.shared.catalog.places(&id.prefix())
+    ///
+    /// # Errors
+    /// If a table of the local index is damaged, and its index object cannot be fetched again:
+    /// - [`ContentError::Index`] if the index object does not exist any more or cannot be opened.
+    /// - [`ContentError::Store`] or [`ContentError::Stalled`] if the store fails.
+    /// - [`ContentError::Internal`] if a worker's job panics or a new table does not open.
+    pub async fn places(&self, id: &Id) -> Result<Vec<PackLocation>, ContentError> {
+        self.shared.catalog.places(&id.prefix()).await
     }
 
     /// Returns all copies of a blob as (pack, frame, slot in the frame) in the loaded index, those
     /// in condemned packs included.
-    pub fn slots_of(&self, prefix: &Prefix) -> Vec<(PackName, u16, u16)> {
-        self.shared.catalog.slots(prefix)
+    ///
+    /// # Errors
+    /// Those of [`ContentStore::places`].
+    pub async fn slots_of(
+        &self,
+        prefix: &Prefix,
+    ) -> Result<Vec<(PackName, u16, u16)>, ContentError> {
+        self.shared.catalog.slots(prefix).await
     }
 
-    /// As [`ContentStore::places`], for the prefix by which a footer names the blob.
-    pub fn places_of(&self, prefix: &Prefix) -> Vec<PackLocation> {
-        self.shared.catalog.places(prefix)
+    /// Returns all copies of the blob with this prefix in the packs of
+    /// [`ContentStore::load_packs`], which are in memory. An index that
+    /// [`ContentStore::load_index`] has loaded from files is not asked.
+    pub fn places_in_memory(&self, prefix: &Prefix) -> Vec<PackLocation> {
+        self.shared.catalog.places_in_memory(prefix)
     }
 
     /// Makes exactly these packs the index, whatever the root lists: for inspection of a damaged

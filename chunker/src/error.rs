@@ -42,6 +42,10 @@ pub enum ContentError {
         /// The id of the blob.
         id: Id,
     },
+    /// A table of the local index is damaged, and its index object cannot be read either: nothing is
+    /// known of what it lists. If it is missing, a newer root may help, as for `Missing`.
+    #[error("the local index is damaged, and cannot be made again: {0}")]
+    Index(Arc<ContentError>),
     /// An object cannot be read for a reason other than damage: a newer format, unknown features,
     /// or a missing key.
     #[error("{object}: {source}")]
@@ -96,7 +100,10 @@ impl ContentError {
     /// Returns whether the same call may succeed after reading the root again and loading its
     /// index.
     pub fn wants_newer_root(&self) -> bool {
-        matches!(self, Self::Missing { .. } | Self::Unknown { .. })
+        match self {
+            Self::Index(cause) => cause.wants_newer_root(),
+            _ => matches!(self, Self::Missing { .. } | Self::Unknown { .. }),
+        }
     }
 
     /// Returns whether the requested blob or object is known to be damaged or absent, by the index
@@ -118,6 +125,16 @@ impl ContentError {
     pub fn cause(&self) -> &ContentError {
         match self {
             Self::Failed(cause) => cause.cause(),
+            other => other,
+        }
+    }
+
+    /// Returns the error of a look-up that needed an index object, which failed with this error.
+    pub(crate) fn of_index(self) -> Self {
+        match self {
+            Self::Damaged { .. } | Self::Missing { .. } | Self::Unreadable { .. } => {
+                Self::Index(Arc::new(self))
+            }
             other => other,
         }
     }

@@ -308,7 +308,7 @@ pub async fn reach(
                 Ok(Reference::Node(id)) => stack.push(id),
                 Ok(Reference::Target(target)) => {
                     visit(target.id());
-                    whole &= !content_store.places(&target.id()).is_empty();
+                    whole &= !content_store.places(&target.id()).await?.is_empty();
                 }
                 Err(_) => whole = false,
             }

@@ -415,13 +415,13 @@ impl Findings {
         }
         for (object, who, tree, commit, sequence) in named {
             if let Some(tree) = tree
-                && self.content_store.places(&tree).is_empty()
+                && self.content_store.places(&tree).await?.is_empty()
             {
                 let what = format!("the tree {tree} of {who} is in no live pack");
                 self.unresolved(&object, what, tree);
             }
             let Some(commit) = commit else { continue };
-            if self.content_store.places(&commit).is_empty() {
+            if self.content_store.places(&commit).await?.is_empty() {
                 let what = format!("the commit record {commit} of {who} is in no live pack");
                 self.unresolved(&object, what, commit);
                 continue;
@@ -492,7 +492,7 @@ impl Findings {
     /// Returns true if a commit record has places and the store refuses none of them: what it refuses
     /// is reported already, and may be whole.
     fn is_unreadable(&self, id: &Id) -> bool {
-        let places = self.content_store.places(id);
+        let places = self.content_store.places_in_memory(&id.prefix());
         let mut keys = places
             .iter()
             .map(|place| place.pack.key(Class::MetadataPack));

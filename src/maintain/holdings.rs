@@ -68,7 +68,7 @@ impl Holdings {
     /// Returns whether a live pack holds a blob. `None` if only a join can tell.
     pub fn holds(&self, id: &Id) -> Option<bool> {
         match self {
-            Self::Loaded(content_store) => Some(!content_store.places(id).is_empty()),
+            Self::Loaded(content_store) => Some(!content_store.places_in_memory(&id.prefix()).is_empty()),
             Self::Spilled(..) => None,
         }
     }
@@ -99,7 +99,7 @@ impl Copies<'_> {
     /// Returns the places that hold one of the blobs.
     pub fn of(&self, blob: &Prefix) -> Vec<PackLocation> {
         match self {
-            Self::Loaded(content_store) => content_store.places_of(blob),
+            Self::Loaded(content_store) => content_store.places_in_memory(blob),
             Self::Joined(found) => found.get(blob).cloned().unwrap_or_default(),
         }
     }

@@ -103,7 +103,7 @@ async fn tips(findings: &Findings) -> Result<BTreeMap<String, Id>, RootError> {
     }
     for (volume, records) in rebuild::candidates(&findings.learned.records) {
         for (id, record) in &records {
-            let places = findings.content_store.places(id);
+            let places = findings.content_store.places_in_memory(&id.prefix());
             let is_held = |place: &PackLocation| findings.indexed.packs.contains_key(&place.pack);
             let proven = places.iter().any(is_held)
                 || match record.tree {
@@ -159,7 +159,7 @@ async fn strangers(
     let mut seen = HashSet::new();
     for tree in trees {
         let mut visit = |id: Id| {
-            for place in findings.content_store.places(&id) {
+            for place in findings.content_store.places_in_memory(&id.prefix()) {
                 open.remove(&place.pack);
             }
         };
@@ -259,7 +259,7 @@ fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Repai
         // Snapshots outside the chain: what an index object holds was stored with all that it
         // needs.
         history.extend(records.iter().filter(|(id, record)| {
-            let places = findings.content_store.places(id);
+            let places = findings.content_store.places_in_memory(&id.prefix());
             let is_held = |place: &PackLocation| findings.indexed.packs.contains_key(&place.pack);
             record.is_snapshot_only()
                 && Some(&record.volume) == of.as_ref()
@@ -269,7 +269,8 @@ fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Repai
         let generations = rebuild::generations(&history, &known);
         // What was collected since does not come back: its tree is in no live pack.
         history.retain(|(_, record)| {
-            let is_live = |tree: &Id| !findings.content_store.places(tree).is_empty();
+            let places = |tree: &Id| findings.content_store.places_in_memory(&tree.prefix());
+            let is_live = |tree: &Id| !places(tree).is_empty();
             record.tree.as_ref().is_none_or(is_live)
         });
         let (kept, trash) = rebuild::snapshots(&history, listed, &generations, &mut taken);

@@ -92,10 +92,10 @@ impl BaseRaiser {
         let content_store = &self.repository.content_store;
         let loaded = content_store.load_index(&view.root.index, &condemned).await;
         loaded.map_err(RootError::from)?;
-        if volume.has_uncovered() || self.leans_on_condemned(volume) {
+        if volume.has_uncovered() || self.leans_on_condemned(volume).await? {
             volume.commit().await?;
             volume.let_go().await;
-            if self.leans_on_condemned(volume) {
+            if self.leans_on_condemned(volume).await? {
                 return Ok(false);
             }
         }
@@ -105,12 +105,12 @@ impl BaseRaiser {
 
     /// Returns true if an uncommitted reference names a pack that is not live, or if blobs were
     /// stored again that no root holds yet.
-    fn leans_on_condemned(&self, volume: &Volume) -> bool {
+    async fn leans_on_condemned(&self, volume: &Volume) -> Result<bool, RootError> {
         // This order matters: a rescue sets `has_rescued` before it removes packs from the
         // relied-on set.
         let relied: Vec<PackName> = volume.ingest().relied_on().into_iter().collect();
         let has_rescued = volume.has_rescued();
         let content_store = &self.repository.content_store;
-        has_rescued && volume.is_dirty() || !content_store.not_live(&relied).is_empty()
+        Ok(has_rescued && volume.is_dirty() || !content_store.not_live(&relied).await?.is_empty())
     }
 }

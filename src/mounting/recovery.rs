@@ -342,7 +342,7 @@ impl Recovery<'_> {
         let operations = operations.map_err(RecoveryError::Malformed)?;
         let tree = match self.recovery_base.tree {
             Some(tree) => {
-                self.ingest.adopt_blob(Kind::Node, tree)?;
+                self.ingest.adopt_blob(Kind::Node, tree).await?;
                 tree
             }
             None => format::empty_tree(&self.ingest, &repository.nodes).await?,
@@ -404,7 +404,7 @@ impl Recovery<'_> {
                 Target::Segment(id) => segments.insert((Kind::Segment, id)),
             };
         }
-        self.adopt(&mut segments)?;
+        self.adopt(&mut segments).await?;
         for pack in own.values().filter(|pack| pack.is_metadata) {
             let found = self.store_again(pack, &mut segments).await?;
             for (id, bytes) in found {
@@ -413,7 +413,7 @@ impl Recovery<'_> {
                 chunks.extend(listed.into_iter().map(|(id, _)| (Kind::Chunk, id)));
             }
         }
-        self.adopt(&mut chunks)?;
+        self.adopt(&mut chunks).await?;
         for pack in own.values().filter(|pack| !pack.is_metadata) {
             self.store_again(pack, &mut chunks).await?;
         }
@@ -431,10 +431,10 @@ impl Recovery<'_> {
     }
 
     /// Relies on what is live, and takes it out of `wanted`.
-    fn adopt(&self, wanted: &mut HashSet<(Kind, Id)>) -> Result<(), RecoveryError> {
+    async fn adopt(&self, wanted: &mut HashSet<(Kind, Id)>) -> Result<(), RecoveryError> {
         let mut missing = HashSet::new();
         for (kind, id) in wanted.drain() {
-            match self.ingest.adopt_blob(kind, id) {
+            match self.ingest.adopt_blob(kind, id).await {
                 Ok(()) => {}
                 Err(ContentError::Unknown { .. }) => {
                     missing.insert((kind, id));

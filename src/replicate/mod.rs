@@ -412,6 +412,7 @@ impl Replication<'_> {
         writer
             .ingest
             .adopt_blob(Kind::Node, start)
+            .await
             .map_err(VolumeError::from)?;
         let ends = Ends {
             from: self.from,
@@ -528,8 +529,9 @@ impl Writer {
     /// store can be reached.
     async fn go_back(&self, entry: &SnapshotEntry) {
         let tree = self.whole().tree;
-        let is_live = || self.ingest.adopt_blob(Kind::Node, tree).is_ok();
-        if self.is_whole.load(Ordering::Relaxed) || !is_live() {
+        if self.is_whole.load(Ordering::Relaxed)
+            || self.ingest.adopt_blob(Kind::Node, tree).await.is_err()
+        {
             return;
         }
         match self.commit(tree, entry, None).await {

@@ -387,6 +387,7 @@ impl RootError {
                 ContentError::Damaged { .. }
                 | ContentError::Missing { .. }
                 | ContentError::Unknown { .. }
+                | ContentError::Index(_)
                 | ContentError::Unreadable { .. } => ErrorKind::Damaged,
             },
             Self::OutcomeUnknown { .. } => ErrorKind::OutcomeUnknown,

@@ -134,8 +134,6 @@ impl Uploads for Ingest {
     ) -> Result<Vec<PackName>, RootError> {
         let content_store = self.content_store();
         content_store.load_index(index, condemned).await?;
-        let mut packs = packs.to_vec();
-        packs.retain(|pack| !content_store.is_live(pack));
-        Ok(packs)
+        Ok(content_store.not_live(packs).await?)
     }
 }

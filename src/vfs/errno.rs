@@ -46,6 +46,7 @@ fn content_errno(error: &ContentError) -> Errno {
         ContentError::Damaged { .. }
         | ContentError::Missing { .. }
         | ContentError::Unknown { .. }
+        | ContentError::Index(_)
         | ContentError::Unreadable { .. }
         | ContentError::Stalled { .. }
         | ContentError::Failed(_)

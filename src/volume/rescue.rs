@@ -72,7 +72,7 @@ pub async fn ensure(ingest: &Ingest, kind: Kind, id: Id) -> Result<(), VolumeErr
             ingest.store_blob(kind, bytes).await?;
             continue;
         }
-        if ingest.adopt_blob(kind, id).is_ok() {
+        if ingest.adopt_blob(kind, id).await.is_ok() {
             if kind == Kind::Segment && ingest.content_store().knows_damage() {
                 heal_chunks(ingest, id).await?;
             }
@@ -102,7 +102,7 @@ async fn heal_chunks(ingest: &Ingest, segment: Id) -> Result<(), VolumeError> {
         return Ok(());
     };
     for (chunk, _) in chunks_of(&bytes).map_err(|why| senseless(segment, why))? {
-        if ingest.adopt_blob(Kind::Chunk, chunk).is_ok() {
+        if ingest.adopt_blob(Kind::Chunk, chunk).await.is_ok() {
             continue;
         }
         let read = content_store.read_blob(Kind::Chunk, chunk).await;
@@ -229,8 +229,13 @@ type Blob = (Kind, Id);
 /// Those of [`ensure`]; [`VolumeError::Tree`] if a pack is damaged.
 pub async fn take(ingest: &Ingest, packs: Vec<NamedPack>) -> Result<(), VolumeError> {
     let content_store = ingest.content_store();
-    let is_unlisted = |pack: &NamedPack| pack.is_metadata && !content_store.is_listed(&pack.name);
-    let (metadata, data): (Vec<_>, Vec<_>) = packs.into_iter().partition(is_unlisted);
+    let (mut metadata, mut data) = (Vec::new(), Vec::new());
+    for pack in packs {
+        match pack.is_metadata && !content_store.is_listed(&pack.name).await? {
+            true => metadata.push(pack),
+            false => data.push(pack),
+        }
+    }
     take_over(ingest, data).await?;
     let config = VerifierConfig {
         workers: content_store.config().workers,
@@ -334,7 +339,7 @@ async fn find_open(
 }
 
 async fn is_anywhere(ingest: &Ingest, kind: Kind, id: Id) -> Result<bool, VolumeError> {
-    if ingest.adopt_blob(kind, id).is_ok() {
+    if ingest.adopt_blob(kind, id).await.is_ok() {
         return Ok(true);
     }
     match ingest.content_store().read_blob(kind, id).await {
@@ -411,7 +416,8 @@ mod tests {
                 waited_ms: 1,
                 last: None,
             },
-            ContentError::Failed(Arc::new(damaged)),
+            ContentError::Failed(Arc::new(damaged.clone())),
+            ContentError::Index(Arc::new(damaged)),
             ContentError::Invalid("a range"),
             ContentError::Spool(SpoolError::Damaged { path: object() }),
             ContentError::Internal("a mistake"),

@@ -388,7 +388,8 @@ pub fn pack_of_root_node(fixture: &Fixture, store: &Arc<MemoryStore>, of: &str) 
         Some(entry) => entry.tree,
         None => root.volumes[of].tree,
     };
-    findings.content_store.places(&tree.expect("a tree"))[0].pack
+    let tree = tree.expect("a tree");
+    findings.content_store.places_in_memory(&tree.prefix())[0].pack
 }
 
 /// Spoils all of an object but its header, and returns what it was.

@@ -286,10 +286,12 @@ fn a_refused_commit_record_of_the_state_is_named_and_the_check_goes_on() {
     let left = recovery_bases(&bucket).remove(0);
     let (keyring, keys) = bucket.work(bucket.memory.clone(), async |repository| {
         repository.load_index_to_write().await.expect("loaded");
-        let places = left
-            .records()
-            .map(|id| repository.content_store.places(&id));
-        let packs = places.flatten().map(|place| place.pack);
+        let mut places = Vec::new();
+        for id in left.records() {
+            let found = repository.content_store.places(&id).await;
+            places.extend(found.expect("the index answers"));
+        }
+        let packs = places.into_iter().map(|place| place.pack);
         let keys: BTreeSet<String> = packs.map(|pack| pack.key(Class::MetadataPack)).collect();
         (repository.content_store.keyring().clone(), keys)
     });

@@ -4,7 +4,7 @@
 //! sealed in them, and for texts and archives a few examples of its own. It owns no copy of frozen
 //! bytes.
 
-use crate::bodies::{NAME, REPOSITORY, SLOT, key_of, keyrings};
+use crate::bodies::{NAME, REPOSITORY, SLOT, TABLE_KEY, key_of, keyrings};
 use bkfs::root::journal::JournalEntry;
 use bkfs::tree::Node;
 use bkfs_chunker::codec::{Decoder, Effort};
@@ -148,7 +148,7 @@ fn tables() -> Vec<Vec<u8>> {
         let mut builder = TableBuilder::new();
         let records = index::decode(payload, &mut Decoder::new()).expect("an index object");
         records.into_iter().for_each(|record| builder.push(record));
-        builder.finish()
+        builder.finish(&TABLE_KEY.into())
     };
     opened(Class::Index, "index-").iter().map(table).collect()
 }

@@ -1,21 +1,23 @@
-//! Index tables as files of the cache directory, mapped into memory.
+//! Index tables as files of the cache directory.
 //!
 //! Owns the directory `index/` of a repository's cache, which has one file for each index object,
-//! under the object's name. A file is first written whole under another name. Its checksum is
-//! verified when it is opened; a file that does not verify is built again from the bucket.
+//! under the object's name. A file is first written whole under another name. It is not trusted:
+//! opening reads its first block, and each look-up verifies what it reads. A table that does not
+//! verify is built again from the bucket.
+//!
+//! Files are read, and not mapped: a file that another process cuts short, or a page that the disk
+//! cannot read, is then an error of one look-up, and does not end the process.
 
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memmap2::Mmap;
-
 use crate::cache::make_directory;
-use crate::index::{Table, TableError};
+use crate::index::{OwnMemory, ReadAt, Table, TableError, TableKey};
 use crate::pack::PackName;
 
 /// Suffix of the names of unfinished files.
@@ -24,16 +26,34 @@ const UNFINISHED: &str = ".new";
 /// The bytes of a table.
 #[derive(Debug)]
 pub(crate) enum TableBytes {
-    Memory(Vec<u8>),
-    Mapped(Mmap),
+    Memory(OwnMemory),
+    File { file: File, length: u64 },
 }
 
-impl AsRef<[u8]> for TableBytes {
-    fn as_ref(&self) -> &[u8] {
+impl TableBytes {
+    /// Returns the bytes of a table that this process has made.
+    pub(crate) fn memory(bytes: Vec<u8>) -> Self {
+        Self::Memory(OwnMemory(bytes))
+    }
+}
+
+impl ReadAt for TableBytes {
+    fn length(&self) -> u64 {
         match self {
-            Self::Memory(bytes) => bytes,
-            Self::Mapped(map) => map,
+            Self::Memory(memory) => memory.length(),
+            Self::File { length, .. } => *length,
         }
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        match self {
+            Self::Memory(memory) => memory.read_at(offset, buffer),
+            Self::File { file, .. } => file.read_exact_at(buffer, offset),
+        }
+    }
+
+    fn is_trusted(&self) -> bool {
+        matches!(self, Self::Memory(_))
     }
 }
 
@@ -68,13 +88,14 @@ impl TableFiles {
         self.directory.join(name.to_string())
     }
 
-    /// Returns the table of an index object. `None` if its file does not exist or does not verify.
-    pub(crate) async fn open(&self, name: PackName) -> Option<Table<TableBytes>> {
+    /// Returns the table of an index object, of which one block is read. `None` if its file does
+    /// not exist, or if that block shows that it is not this table.
+    pub(crate) async fn open(&self, name: PackName, key: TableKey) -> Option<Table<TableBytes>> {
         let path = self.path(name);
         let open = move || {
-            let table = map(&path).ok()?;
-            match table.verify() {
-                Ok(()) => Some(table),
+            let bytes = open_file(&path).ok()?;
+            match Table::open(bytes, key) {
+                Ok(table) => Some(table),
                 Err(error) => {
                     tracing::warn!(path = %path.display(), "made again: {error}");
                     let _ = fs::remove_file(&path);
@@ -85,13 +106,14 @@ impl TableFiles {
         tokio::task::spawn_blocking(open).await.ok().flatten()
     }
 
-    /// Writes a table to a file and maps it. If that fails, the table stays in memory.
+    /// Writes a table to a file and opens that. If that fails, the table stays in memory.
     ///
     /// # Errors
     /// [`TableError`] if the bytes are not a table.
     pub(crate) async fn keep(
         &self,
         name: PackName,
+        key: TableKey,
         bytes: Vec<u8>,
     ) -> Result<Table<TableBytes>, TableError> {
         let path = self.path(name);
@@ -101,21 +123,32 @@ impl TableFiles {
         // is in use, and its file is left to its owner.
         let unfinished = format!("{name}-{process}-{number}{UNFINISHED}");
         let unfinished = self.directory.join(unfinished);
-        let keep = move || match write(&unfinished, &path, &bytes).and_then(|()| map(&path)) {
-            Ok(table) => Ok(table),
-            Err(error) => {
-                tracing::warn!(path = %path.display(), "an index table stays in memory: {error}");
-                Table::open(TableBytes::Memory(bytes))
+        let keep = move || {
+            let open = |file| Table::open(file, key.clone()).map_err(io::Error::other);
+            let written = write(&unfinished, &path, &bytes);
+            match written.and_then(|()| open(open_file(&path)?)) {
+                Ok(table) => Ok(table),
+                Err(error) => {
+                    let path = path.display();
+                    tracing::warn!(path = %path, "an index table stays in memory: {error}");
+                    Table::open(TableBytes::memory(bytes), key)
+                }
             }
         };
         match tokio::task::spawn_blocking(keep).await {
             Ok(table) => table,
-            Err(_) => Table::open(TableBytes::Memory(Vec::new())),
+            Err(_) => Err(TableError::NotATable),
         }
     }
 
-    /// Removes the files of all other index objects. Another process that has mapped one keeps its
-    /// mapping.
+    /// Removes the file of an index object.
+    pub(crate) async fn remove(&self, name: PackName) {
+        let path = self.path(name);
+        let _ = tokio::task::spawn_blocking(move || fs::remove_file(path)).await;
+    }
+
+    /// Removes the files of all other index objects. Another process that has opened one goes on
+    /// reading it.
     pub(crate) async fn keep_only(&self, names: HashSet<PackName>) {
         let directory = Arc::clone(&self.directory);
         let sweep = move || {
@@ -145,13 +178,8 @@ fn write(unfinished: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
     written
 }
 
-fn map(path: &Path) -> io::Result<Table<TableBytes>> {
+fn open_file(path: &Path) -> io::Result<TableBytes> {
     let file = File::open(path)?;
-    // SAFETY: only this user can enter the directory of the file. The file is never written after
-    // it has its name, and never truncated. It is replaced by rename and removed by unlink, and the
-    // mapping stays whole in both cases.
-    #[allow(unsafe_code)]
-    let map = unsafe { Mmap::map(&file)? };
-    Table::open(TableBytes::Mapped(map))
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    let length = file.metadata()?.len();
+    Ok(TableBytes::File { file, length })
 }

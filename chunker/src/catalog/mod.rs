@@ -2,30 +2,32 @@
 //!
 //! Owns the index objects that the root lists, as sorted tables on disk or in memory. Also owns the
 //! sets of condemned packs, quarantined places and frames that were found damaged. Does not decide
-//! which index objects are current: the caller passes the root's list.
+//! which index objects are current: the caller passes the root's list. `lookup` owns what is asked
+//! of the tables.
 
 mod files;
+mod loaded;
+mod lookup;
 mod reference;
 
 use std::collections::HashSet;
-use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use futures::{StreamExt, TryStreamExt};
 use parking_lot::{Mutex, RwLock};
 
 use crate::cache::MemoryCache;
-use crate::crypto::{Class, HEADER_LEN, Keyring};
+use crate::crypto::{Class, Keyring};
 use crate::error::ContentError;
 use crate::gate::ByteGate;
-use crate::id::{Id, Prefix};
-use crate::index::{self, PackNumber, PackRecord, Table, TableBuilder};
+use crate::index::{self, PackRecord, Table, TableBuilder, TableKey};
 use crate::pack::PackName;
 use crate::store_client::StoreClient;
 use crate::workers::{Scratch, Workers};
 
 use files::TableBytes;
 pub(crate) use files::TableFiles;
+pub(crate) use loaded::{Candidate, DamagedTable, Loaded, Location};
 pub use reference::{IndexRef, name_bytes};
 
 /// Maximum number of index objects that are loaded concurrently.
@@ -42,39 +44,6 @@ const RECENT_BYTES: u64 = 8 << 20;
 /// Maximum number of damaged frames that are remembered. Reads find further ones again.
 const DAMAGED_FRAMES: usize = 1 << 16;
 
-/// The position of a blob in the bucket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Location {
-    pub(crate) pack: PackName,
-    pub(crate) class: Class,
-    pub(crate) frame: u16,
-    /// Offset of the frame in the pack, in bytes.
-    pub(crate) offset: u64,
-    /// Length of the frame in the pack, in bytes.
-    pub(crate) length: u32,
-    /// Decoded length of the frame, in bytes.
-    pub(crate) raw_length: u32,
-    /// Number of the blob in the frame.
-    pub(crate) slot: u16,
-}
-
-impl Location {
-    /// Returns the pack and number of the frame, by which caches and fetches name it.
-    pub(crate) fn key(&self) -> (PackName, u16) {
-        (self.pack, self.frame)
-    }
-
-    /// Returns the bytes of the pack that the frame occupies.
-    pub(crate) fn range(&self) -> Range<u64> {
-        self.offset..self.offset + u64::from(self.length)
-    }
-
-    /// Returns the memory that the frame takes while it is decoded, in bytes.
-    pub(crate) fn memory(&self) -> u64 {
-        u64::from(self.length) + u64::from(self.raw_length)
-    }
-}
-
 /// A frame of a pack, or all frames of a pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PackLocation {
@@ -82,24 +51,6 @@ pub struct PackLocation {
     pub pack: PackName,
     /// The number of the frame. `None` stands for all frames.
     pub frame: Option<u16>,
-}
-
-/// A copy of a blob that a reader may try.
-#[derive(Debug, Clone)]
-pub(crate) struct Candidate {
-    pub(crate) location: Location,
-    /// The first bytes of the pack.
-    pub(crate) header: [u8; HEADER_LEN],
-    /// The table that lists the other frames of the pack, and the number of the pack there. `None`
-    /// if no loaded index object lists the pack.
-    pub(crate) table: Option<(Arc<Loaded>, PackNumber)>,
-}
-
-/// An index object as a table.
-#[derive(Debug)]
-pub(crate) struct Loaded {
-    reference: IndexRef,
-    table: Table<TableBytes>,
 }
 
 /// A new index object that no root lists yet.
@@ -134,6 +85,16 @@ pub(crate) struct Catalog {
     /// Tables of new index objects that a root may list soon.
     staged: Mutex<Vec<Weak<Loaded>>>,
     loading: tokio::sync::Mutex<()>,
+    /// Index objects whose tables were found damaged and made anew.
+    mended: Mutex<HashSet<PackName>>,
+}
+
+/// Where a new table is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    /// In a file, if there is a cache directory.
+    OnDisk,
+    InMemory,
 }
 
 impl Catalog {
@@ -154,6 +115,7 @@ impl Catalog {
             recent: MemoryCache::new(RECENT_BYTES),
             staged: Mutex::default(),
             loading: tokio::sync::Mutex::new(()),
+            mended: Mutex::default(),
         }
     }
 
@@ -161,55 +123,9 @@ impl Catalog {
         Arc::clone(&self.state.read())
     }
 
-    /// Returns a pack that new data may refer to for this blob: it is live, and this copy is not
-    /// known to be damaged.
-    pub(crate) fn find_live(&self, id: &Id) -> Option<PackName> {
-        let prefix = id.prefix();
-        let state = self.state();
-        state.tables.iter().find_map(|loaded| {
-            loaded.table.find(&prefix).find_map(|found| {
-                let name = loaded.table.pack(found.pack)?.name;
-                let is_good =
-                    !state.condemned.contains(&name) && !self.is_damaged(name, found.frame);
-                is_good.then_some(name)
-            })
-        })
-    }
-
     /// Returns true if the pack is condemned, so that no new reference to it may be made.
     pub(crate) fn is_condemned(&self, pack: &PackName) -> bool {
         self.state.read().condemned.contains(pack)
-    }
-
-    /// Returns true if a loaded index object lists this pack and it is not condemned.
-    pub(crate) fn is_live(&self, pack: &PackName) -> bool {
-        let state = self.state();
-        !state.condemned.contains(pack) && state.tables.iter().any(|loaded| loaded.holds(pack))
-    }
-
-    /// Returns true if a loaded index object lists this pack, condemned or not.
-    pub(crate) fn is_listed(&self, pack: &PackName) -> bool {
-        self.state().tables.iter().any(|loaded| loaded.holds(pack))
-    }
-
-    /// Returns all copies of a blob, the best first. Copies in condemned packs, which may be
-    /// deleted at any time, and in damaged frames come last.
-    pub(crate) fn locate(&self, id: &Id) -> Vec<Candidate> {
-        let prefix = id.prefix();
-        let state = self.state();
-        let mut found: Vec<(bool, Candidate)> = Vec::new();
-        for loaded in &state.tables {
-            for place in loaded.table.find(&prefix) {
-                let Some(candidate) = loaded.candidate(place) else {
-                    continue;
-                };
-                let Location { pack, frame, .. } = candidate.location;
-                let is_poor = state.condemned.contains(&pack) || self.is_damaged(pack, frame);
-                found.push((is_poor, candidate));
-            }
-        }
-        found.sort_by_key(|(is_poor, _)| *is_poor);
-        found.into_iter().map(|(_, candidate)| candidate).collect()
     }
 
     /// Records that a frame could not be read, or has other bytes than were written. No new
@@ -239,35 +155,6 @@ impl Catalog {
         *self.quarantine.write() = places;
     }
 
-    /// Returns all copies of a blob, those in condemned packs and damaged frames included.
-    pub(crate) fn places(&self, prefix: &Prefix) -> Vec<PackLocation> {
-        let state = self.state();
-        let place = |loaded: &Loaded, found: index::Location| {
-            let pack = loaded.table.pack(found.pack)?.name;
-            let frame = Some(found.frame);
-            Some(PackLocation { pack, frame })
-        };
-        let tables = state.tables.iter();
-        tables
-            .flat_map(|loaded| loaded.table.find(prefix).map(|found| place(loaded, found)))
-            .flatten()
-            .collect()
-    }
-
-    /// Returns all copies of a blob as (pack, frame, slot in the frame).
-    pub(crate) fn slots(&self, prefix: &Prefix) -> Vec<(PackName, u16, u16)> {
-        let state = self.state();
-        let slot = |loaded: &Loaded, found: index::Location| {
-            let pack = loaded.table.pack(found.pack)?.name;
-            Some((pack, found.frame, found.slot))
-        };
-        let tables = state.tables.iter();
-        tables
-            .flat_map(|loaded| loaded.table.find(prefix).map(|found| slot(loaded, found)))
-            .flatten()
-            .collect()
-    }
-
     /// Replaces the whole index by these packs, whether an index object lists them or not; or adds
     /// them to it, if `keeps` is true.
     pub(crate) async fn load_records(
@@ -287,20 +174,21 @@ impl Catalog {
             blobs: 0,
             bytes: 0,
         };
+        let key = self.table_key(name);
         let build = move |_: &mut Scratch| {
             let mut builder = TableBuilder::new();
             records.into_iter().for_each(|record| builder.push(record));
-            builder.finish()
+            builder.finish(&key)
         };
         let bytes = self.workers.run(build).await?;
-        let table = Table::open(TableBytes::Memory(bytes))
+        let table = Table::open(TableBytes::memory(bytes), self.table_key(name))
             .map_err(|_| ContentError::Internal("a fresh table does not open"))?;
         let mut state = self.state.write();
         let (mut tables, condemned) = match keeps {
             true => (state.tables.clone(), state.condemned.clone()),
             false => Default::default(),
         };
-        tables.push(Arc::new(Loaded { reference, table }));
+        tables.push(Arc::new(Loaded::new(reference, table)));
         *state = Arc::new(CatalogTables { tables, condemned });
         Ok(())
     }
@@ -318,7 +206,7 @@ impl Catalog {
         let staged = self.staged();
         let known = |name: PackName| {
             let mut all = before.tables.iter().chain(&staged);
-            all.find(|loaded| loaded.reference.name == name)
+            all.find(|loaded| loaded.reference().name == name && !loaded.is_given_up())
         };
         let missing = list
             .iter()
@@ -330,7 +218,7 @@ impl Catalog {
             .await?;
         let listed: HashSet<PackName> = list.iter().map(|reference| reference.name).collect();
         let is_same = before.tables.len() == list.len()
-            && (before.tables.iter()).all(|loaded| listed.contains(&loaded.reference.name));
+            && (before.tables.iter()).all(|loaded| listed.contains(&loaded.reference().name));
         let is_new = !fresh.is_empty() || !is_same;
         if !is_new && condemned.is_subset(&before.condemned) {
             return Ok(());
@@ -345,7 +233,7 @@ impl Catalog {
             condemned: ever.collect(),
         });
         if is_new && let Some(files) = &self.files {
-            let staged = staged.iter().map(|loaded| loaded.reference.name);
+            let staged = staged.iter().map(|loaded| loaded.reference().name);
             let names = list.iter().map(|reference| reference.name).chain(staged);
             files.keep_only(names.collect()).await;
         }
@@ -358,16 +246,36 @@ impl Catalog {
         memory: &ByteGate,
     ) -> Result<Arc<Loaded>, ContentError> {
         if let Some(files) = &self.files
-            && let Some(table) = files.open(reference.name).await
+            && let Some(table) = files
+                .open(reference.name, self.table_key(reference.name))
+                .await
         {
-            return Ok(Arc::new(Loaded { reference, table }));
+            return Ok(Arc::new(Loaded::new(reference, table)));
         }
         let _room = memory
             .reserve(reference.bytes.saturating_mul(LOADING_FACTOR))
             .await;
         let records = self.fetch(reference.name).await?;
-        let (loaded, _) = self.tabulate(reference, records).await?;
+        let (loaded, _) = self.tabulate(reference, records, Keep::OnDisk).await?;
         Ok(loaded)
+    }
+
+    /// Makes a table anew whose file is damaged.
+    async fn make_anew(&self, reference: IndexRef) -> Result<Arc<Loaded>, ContentError> {
+        if let Some(files) = &self.files {
+            files.remove(reference.name).await;
+        }
+        let records = self.fetch(reference.name).await?;
+        let keep = match self.mended.lock().insert(reference.name) {
+            true => Keep::OnDisk,
+            false => Keep::InMemory,
+        };
+        let (loaded, _) = self.tabulate(reference, records, keep).await?;
+        Ok(loaded)
+    }
+
+    fn table_key(&self, name: PackName) -> TableKey {
+        TableKey::new(&self.keyring, name)
     }
 
     /// Reads an index object from the bucket.
@@ -403,7 +311,7 @@ impl Catalog {
         reference: IndexRef,
         records: Vec<PackRecord>,
     ) -> Result<Staged, ContentError> {
-        let (loaded, records) = self.tabulate(reference, records).await?;
+        let (loaded, records) = self.tabulate(reference, records, Keep::OnDisk).await?;
         let mut staged = self.staged.lock();
         staged.retain(|loaded| loaded.strong_count() > 0);
         staged.push(Arc::downgrade(&loaded));
@@ -425,31 +333,34 @@ impl Catalog {
         &self,
         reference: IndexRef,
         records: Vec<PackRecord>,
+        keep: Keep,
     ) -> Result<(Arc<Loaded>, Vec<PackRecord>), ContentError> {
+        let key = self.table_key(reference.name);
+        let of_job = key.clone();
         let job = self.workers.run(move |_: &mut Scratch| {
             let mut builder = TableBuilder::new();
             for record in &records {
                 builder.push(record.clone());
             }
-            (builder.finish(), records)
+            (builder.finish(&of_job), records)
         });
         let (bytes, records) = job.await?;
-        let table = match &self.files {
-            Some(files) => files.keep(reference.name, bytes).await,
-            None => Table::open(TableBytes::Memory(bytes)),
+        let table = match (&self.files, keep) {
+            (Some(files), Keep::OnDisk) => files.keep(reference.name, key, bytes).await,
+            _ => Table::open(TableBytes::memory(bytes), key),
         };
         let table = table.map_err(|_| ContentError::Internal("a fresh table does not open"))?;
-        Ok((Arc::new(Loaded { reference, table }), records))
+        Ok((Arc::new(Loaded::new(reference, table)), records))
     }
 
     /// Records that the root lists new index objects in place of the absorbed ones.
     pub(crate) fn adopt(&self, staged: &[Staged], absorbed: &[PackName]) {
         let mut state = self.state.write();
         let gone = |loaded: &Arc<Loaded>| {
-            let name = loaded.reference.name;
+            let name = loaded.reference().name;
             let is_new = staged
                 .iter()
-                .any(|staged| staged.loaded.reference.name == name);
+                .any(|staged| staged.loaded.reference().name == name);
             is_new || absorbed.contains(&name)
         };
         let kept = state.tables.iter().filter(|loaded| !gone(loaded)).cloned();
@@ -462,68 +373,9 @@ impl Catalog {
             self.recent.remove(name);
         }
         for staged in staged {
-            let reference = staged.loaded.reference;
+            let reference = staged.loaded.reference();
             self.recent
                 .put(reference.name, reference.bytes, Arc::clone(&staged.records));
         }
-    }
-}
-
-impl Loaded {
-    /// Returns the reference by which the root names the index object.
-    pub(crate) fn reference(&self) -> IndexRef {
-        self.reference
-    }
-
-    /// Returns true if the table holds the pack. Binary search: packs are in the order of their
-    /// names.
-    fn holds(&self, pack: &PackName) -> bool {
-        let (mut low, mut high) = (0, self.table.pack_count() as u32);
-        while low < high {
-            let middle = low + (high - low) / 2;
-            match self.table.pack(PackNumber(middle)) {
-                Some(entry) if entry.name == *pack => return true,
-                Some(entry) if entry.name < *pack => low = middle + 1,
-                _ => high = middle,
-            }
-        }
-        false
-    }
-
-    fn candidate(self: &Arc<Self>, place: index::Location) -> Option<Candidate> {
-        let pack = self.table.pack(place.pack)?;
-        let frame = self.table.frame(place.pack, place.frame)?;
-        Some(Candidate {
-            location: Location {
-                pack: pack.name,
-                class: pack.class,
-                frame: place.frame,
-                offset: u64::from(frame.offset),
-                length: frame.stored_length,
-                raw_length: frame.raw_length,
-                slot: place.slot,
-            },
-            header: pack.header,
-            table: Some((Arc::clone(self), place.pack)),
-        })
-    }
-
-    /// Returns another frame of the pack that holds `location`. `None` if the pack has no such
-    /// frame.
-    pub(crate) fn neighbour(
-        &self,
-        number: PackNumber,
-        location: &Location,
-        frame: u16,
-    ) -> Option<Location> {
-        let found = self.table.frame(number, frame)?;
-        Some(Location {
-            frame,
-            offset: u64::from(found.offset),
-            length: found.stored_length,
-            raw_length: found.raw_length,
-            slot: 0,
-            ..*location
-        })
     }
 }

@@ -277,8 +277,10 @@ struct Search {
 impl Reader {
     /// Reads blobs. Returns one result for each.
     async fn blobs(self: &Arc<Self>, wanted: &[(Kind, Id)]) -> Vec<Result<Bytes, ContentError>> {
-        let searches = wanted.iter().map(|&(kind, id)| self.search(kind, id));
-        let mut searches: Vec<Search> = searches.collect();
+        let mut searches: Vec<Search> = Vec::with_capacity(wanted.len());
+        for &(kind, id) in wanted {
+            searches.push(self.search(kind, id).await);
+        }
         loop {
             let (asked, sources) = next_sources(&mut searches);
             if sources.is_empty() {
@@ -302,7 +304,7 @@ impl Reader {
     }
 
     /// Finds the copies of a blob.
-    fn search(&self, kind: Kind, id: Id) -> Search {
+    async fn search(&self, kind: Kind, id: Id) -> Search {
         let mut search = Search {
             kind,
             id,
@@ -310,15 +312,32 @@ impl Reader {
             error: None,
             found: None,
         };
+        self.search_pending(&mut search);
+        if search.found.is_some() {
+            return search;
+        }
+        match self.catalog.locate(&id).await {
+            Ok(found) => {
+                let found = found.into_iter().map(Box::new);
+                search.sources.extend(found.map(Source::Bucket));
+            }
+            // Unless a copy that is pending answers.
+            Err(error) => search.error = Some(error),
+        }
+        search
+    }
+
+    /// Finds the copies of a blob that no root names yet.
+    fn search_pending(&self, search: &mut Search) {
         let pending = self.pending.read();
         for found in pending
             .iter()
-            .filter_map(|blobs| blobs.find(kind, id.prefix()))
+            .filter_map(|blobs| blobs.find(search.kind, search.id.prefix()))
         {
             match found {
                 Pending::Bytes(bytes) => {
                     search.found = Some(bytes);
-                    return search;
+                    return;
                 }
                 Pending::Sealed(sealed, slot) => {
                     search.sources.push_back(Source::Sealed(sealed, slot));
@@ -328,11 +347,6 @@ impl Reader {
                 }
             }
         }
-        let found = self.catalog.locate(&id).into_iter();
-        search
-            .sources
-            .extend(found.map(|candidate| Source::Bucket(Box::new(candidate))));
-        search
     }
 
     /// Takes a blob out of a fetched frame, or records why that failed.

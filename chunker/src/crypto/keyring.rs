@@ -120,6 +120,15 @@ impl Keyring {
         u64::from_le_bytes(head)
     }
 
+    /// Returns the key of the checksums in a table that this machine makes of an index object. It
+    /// depends on the repository, its id key, the form of tables and the name of the object. A new
+    /// master key does not change it.
+    pub fn table_key(&self, version: u32, name: &[u8; 16]) -> Zeroizing<[u8; 32]> {
+        let repository = self.0.repository.0;
+        let of = [&version.to_le_bytes()[..], &repository, name].concat();
+        derive_key(self.0.secrets.id_key(), b"bkfs table", &of)
+    }
+
     /// Returns the splitter of this repository. It is keyed, so that lengths of chunks betray no
     /// known content.
     pub fn cutter(&self, parameters: &Parameters) -> Cutter {

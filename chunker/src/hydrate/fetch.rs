@@ -132,8 +132,8 @@ impl Reader {
 
     /// Begins a fetch of the frame that holds a blob. Dropping the result abandons the fetch.
     #[cfg(test)]
-    pub(crate) fn begin_in_vain(&self, id: &crate::id::Id) -> impl Sized + use<> {
-        let found = self.catalog.locate(id);
+    pub(crate) async fn begin_in_vain(&self, id: &crate::id::Id) -> impl Sized + use<> {
+        let found = self.catalog.locate(id).await.expect("the index answers");
         let location = found.first().expect("the blob is stored").location;
         self.single_flight.board(location.key()).1
     }

@@ -1,20 +1,32 @@
 //! The index: which frame of which pack holds a blob.
 //!
 //! Owns the index objects of the bucket, each of which holds headers and footers of packs, and the
-//! sorted tables for look-ups. Tables are built locally, can be memory-mapped, and are not part of
-//! the format.
+//! sorted tables for look-ups. Tables are built locally, are verified block by block as they are
+//! read, and are not part of the format.
 //!
 //! Does not decide which packs are live, fetches nothing, and keeps no files.
 
+mod block;
+mod builder;
+mod error;
 mod filter;
+mod kept;
+mod layout;
 mod object;
+mod read_at;
 mod table;
 
+pub use block::{BLOCK_LEN, TableKey};
+pub use builder::TableBuilder;
+pub use error::TableError;
 pub use object::{INDEX_RAW_MAX, PackRecord, decode, encode, encoded_length};
-pub use table::{FrameLocation, Location, PackEntry, PackNumber, Table, TableBuilder, TableError};
+pub use read_at::{OwnMemory, ReadAt};
+pub use table::{FrameLocation, Location, PackEntry, PackNumber, Table};
 
 use crate::codec::CodecError;
-use crate::pack::PackError;
+use crate::crypto::HEADER_LEN;
+use crate::id::Prefix;
+use crate::pack::{PackError, PackName};
 
 /// Why an index object cannot be read or made.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]

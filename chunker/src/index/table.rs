@@ -1,41 +1,36 @@
-//! Sorted tables: look-ups by prefix in a byte slice, which may be a memory-mapped file.
+//! Sorted tables: look-ups by prefix in bytes that are not trusted, such as a file.
 //!
-//! All numbers are little-endian:
+//! Owns the look-ups. [`super::layout`] says where the parts of a table lie. Opening a table reads
+//! its head. Each look-up reads the blocks that it needs and verifies each of them before it
+//! believes it. So a look-up is right or fails, whatever happened to the bytes before or meanwhile.
 //!
-//! - head: magic 8, version u32, fence bits u32, entries u64, packs u32, bytes of the filter u32,
-//!   frames u64, checksum 24;
-//! - fence: (2^bits + 1) × u64, each the number of entries with a prefix whose leading bits are
-//!   less than the index;
-//! - entries, sorted: prefix 16, pack u32, frame u16, slot u16;
-//! - packs, by name: name 16, header 128, length u64, first frame u64, class u8, zero 7;
-//! - frames, by pack: offset u32, stored length u32, raw length u32;
-//! - filter: the bytes of the [`Filter`] of the prefixes, none if it cannot be built.
+//! - Fences, names of packs and filters stay in memory once they are read, as copies. They take
+//!   about 10 bits for each entry, and a look-up reads none of them again. So a look-up of new data
+//!   reads nothing from the disk, however many tables there are.
+//! - A block of entries is read and verified by each look-up that needs it: about 3 µs, one time in
+//!   256 for an absent prefix.
+//! - The blocks of packs and frames that were read last are kept, since readers ask for blobs of one
+//!   pack in a row.
 //!
-//! Prefixes are evenly distributed, because ids are hashes. The fence has one number for every 32
-//! entries, so it narrows a look-up to about 32 entries. A look-up touches two or three places,
-//! however large the table is. A blob that is in several packs has one entry for each.
+//! A mapping would save the copy. But a file that is cut short, or a disk that cannot read a page,
+//! ends a process that touches the mapping, and a page that was verified may be read again from the
+//! disk later.
 //!
-//! The filter is copied into memory, so a look-up of new data reads nothing from the disk, however
-//! many tables there are.
+//! A blob that is in several packs has one entry for each.
 
-use super::PackRecord;
+use super::block::{BLOCK_LEN, PAYLOAD_LEN, TableKey};
+use super::error::TableError;
 use super::filter::Filter;
-use crate::crypto::{Class, HEADER_LEN};
-use crate::id::Prefix;
-use crate::pack::PackName;
+use super::kept::{Kept, Recent};
+use super::layout::{
+    ENTRY_LEN, FENCE_LEN, FILTER_LEN, FRAME_LEN, LEAVES_PER_FILTER, Layout, NAME_LEN, PACK_LEN,
+    per_block, u32_at, u64_at,
+};
+use super::read_at::ReadAt;
+use super::{HEADER_LEN, PackName, Prefix};
+use crate::crypto::Class;
 use std::ops::Range;
-
-const MAGIC: &[u8; 8] = b"bkfstab\0";
-const VERSION: u32 = 2;
-const HEAD_LEN: usize = 64;
-const FILTER_BYTES: Range<usize> = 28..32;
-const CHECKSUM: Range<usize> = 40..64;
-const ENTRY_LEN: usize = Prefix::LEN + 8;
-const PACK_LEN: usize = PackName::LEN + HEADER_LEN + 8 + 8 + 8;
-const FRAME_LEN: usize = 12;
-/// Entries for each number of the fence.
-const ENTRIES_PER_FENCE: u64 = 32;
-const FENCE_BITS_MAX: u32 = 40;
+use std::sync::Arc;
 
 /// The number of a pack in a table: its position in the order of names.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Hash)]
@@ -76,370 +71,303 @@ pub struct FrameLocation {
     pub raw_length: u32,
 }
 
-/// Bytes that are not a table of this version.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("damaged index table: {0}")]
-pub struct TableError(&'static str);
-
 /// A table over the bytes that hold it.
 ///
-/// The bytes must not change while the table is in use. No content of the bytes makes a look-up
-/// panic. The answers are correct only if [`Table::verify`] has succeeded.
-#[derive(Clone, Debug)]
+/// The bytes may change at any time: a look-up is right, or fails with [`TableError`].
+#[derive(Debug)]
 pub struct Table<B> {
     bytes: B,
-    fence_bits: u32,
-    fence: Range<usize>,
-    entries: Range<usize>,
-    packs: Range<usize>,
-    frames: Range<usize>,
-    filter: Filter,
+    key: TableKey,
+    layout: Layout,
+    fences: Kept<Box<[u8]>>,
+    names: Kept<Box<[u8]>>,
+    filters: Kept<Filter>,
+    recent: Recent,
 }
 
-impl<B: AsRef<[u8]>> Table<B> {
-    /// Opens a table. Reads only its head and its filter.
+impl<B: ReadAt> Table<B> {
+    /// Opens the table that was made with `key`. Reads one block, however long the table is.
     ///
     /// # Errors
     /// [`TableError`] if the bytes are not a table of this version, if their number is not the one
-    /// that the head implies, or if the fence or the filter is out of bounds.
-    pub fn open(bytes: B) -> Result<Self, TableError> {
-        let all = bytes.as_ref();
-        let head = all
-            .get(..HEAD_LEN)
-            .filter(|head| head[..8] == *MAGIC)
-            .ok_or(TableError("not a table"))?;
-        if u32_at(head, 8) != VERSION {
-            return Err(TableError("another version"));
+    /// that the head implies, or if the head was made with another key.
+    pub fn open(bytes: B, key: TableKey) -> Result<Self, TableError> {
+        let mut head = [0; BLOCK_LEN];
+        let read = bytes.read_at(0, &mut head);
+        read.map_err(|error| TableError::Unreadable(error.kind()))?;
+        let layout = Layout::of_head(&head)?;
+        if !bytes.is_trusted() && !key.verify(0, &mut head) {
+            return Err(TableError::Checksum { block: 0 });
         }
-        let fence_bits = u32_at(head, 12);
-        if fence_bits > FENCE_BITS_MAX {
-            return Err(TableError("the fence is out of bounds"));
+        if layout.length() != Some(bytes.length()) {
+            return Err(TableError::WrongLength);
         }
-        let mut end = HEAD_LEN;
-        let mut part = |count: u64, length: usize| {
-            let start = end;
-            let bytes = usize::try_from(count).ok()?.checked_mul(length)?;
-            end = start.checked_add(bytes)?;
-            Some(start..end)
-        };
-        let parts = (|| {
-            let fence = part((1 << fence_bits) + 1, 8)?;
-            let entries = part(u64_at(head, 16), ENTRY_LEN)?;
-            let packs = part(u64::from(u32_at(head, 24)), PACK_LEN)?;
-            let frames = part(u64_at(head, 32), FRAME_LEN)?;
-            let filter = part(u64::from(u32_at(head, FILTER_BYTES.start)), 1)?;
-            Some((fence, entries, packs, frames, filter))
-        })();
-        match parts {
-            Some((fence, entries, packs, frames, filter)) if filter.end == all.len() => {
-                let filter =
-                    Filter::open(&all[filter]).ok_or(TableError("its filter is out of bounds"))?;
-                Ok(Self {
-                    bytes,
-                    fence_bits,
-                    fence,
-                    entries,
-                    packs,
-                    frames,
-                    filter,
-                })
-            }
-            _ => Err(TableError("its length is wrong")),
-        }
+        let count = |range: &Range<u64>| range.end - range.start;
+        Ok(Self {
+            fences: Kept::new(count(&layout.all_fences())),
+            names: Kept::new(count(&layout.names)),
+            filters: Kept::new(layout.filter_count()),
+            recent: Recent::default(),
+            bytes,
+            key,
+            layout,
+        })
     }
 
-    /// Reads the whole table and compares it with its checksum.
-    ///
-    /// # Errors
-    /// [`TableError`] if the checksum does not match.
-    pub fn verify(&self) -> Result<(), TableError> {
-        let all = self.bytes.as_ref();
-        if all[CHECKSUM] == checksum(all) {
-            Ok(())
-        } else {
-            Err(TableError("its checksum is wrong"))
-        }
+    /// Returns the bytes that hold the table.
+    pub fn bytes(&self) -> &B {
+        &self.bytes
     }
 
     /// Returns the number of entries: one for each blob in each pack.
-    pub fn entry_count(&self) -> usize {
-        self.entries.len() / ENTRY_LEN
+    pub fn entry_count(&self) -> u64 {
+        self.layout.counts.entries
     }
 
     /// Returns the number of packs.
-    pub fn pack_count(&self) -> usize {
-        self.packs.len() / PACK_LEN
+    pub fn pack_count(&self) -> u32 {
+        self.layout.counts.packs
     }
 
-    /// Returns the packs in the order of their names, which is the order of their numbers.
-    pub fn packs(&self) -> impl Iterator<Item = (PackNumber, PackEntry)> + '_ {
-        (0..self.pack_count() as u32).filter_map(|number| {
-            let number = PackNumber(number);
-            Some((number, self.pack(number)?))
-        })
-    }
-
-    /// Returns all entries in the order of prefixes.
-    pub fn entries(&self) -> impl Iterator<Item = (Prefix, Location)> + '_ {
-        self.part(&self.entries)
-            .chunks_exact(ENTRY_LEN)
-            .map(|entry| (prefix_at(entry), location_at(entry)))
-    }
-
-    /// Returns the pack with this number. `None` if there is none, or if its class is unknown.
-    pub fn pack(&self, number: PackNumber) -> Option<PackEntry> {
-        let pack = self.pack_bytes(number)?;
-        let (name, rest) = pack.split_first_chunk()?;
-        let (header, rest) = rest.split_first_chunk()?;
-        Some(PackEntry {
-            name: PackName::from_bytes(*name),
-            class: Class::from_number(rest[16])?,
-            length: u64_at(rest, 0),
-            header: *header,
-        })
-    }
-
-    /// Returns the position of a frame of a pack. `None` if there is none.
-    pub fn frame(&self, number: PackNumber, frame: u16) -> Option<FrameLocation> {
-        let first = self.first_frame(number)?;
-        let end = match self.first_frame(PackNumber(number.0.checked_add(1)?)) {
-            Some(next) => next,
-            None => (self.frames.len() / FRAME_LEN) as u64,
-        };
-        let index = first.checked_add(u64::from(frame))?;
-        if index >= end {
-            return None;
-        }
-        let start = usize::try_from(index).ok()?.checked_mul(FRAME_LEN)?;
-        let bytes = self
-            .part(&self.frames)
-            .get(start..start.checked_add(FRAME_LEN)?)?;
-        Some(FrameLocation {
-            offset: u32_at(bytes, 0),
-            stored_length: u32_at(bytes, 4),
-            raw_length: u32_at(bytes, 8),
+    /// Returns all entries in the order of prefixes. Reads them block by block.
+    pub fn entries(&self) -> impl Iterator<Item = Result<(Prefix, Location), TableError>> + '_ {
+        let leaves = self.layout.entries.end - self.layout.entries.start;
+        (0..leaves).flat_map(|leaf| {
+            let mut block = [0; BLOCK_LEN];
+            let read = self.leaf(leaf, &mut block);
+            let read = read.map(|entries| entries.iter().map(entry_of).collect::<Vec<_>>());
+            let (entries, error) = match read {
+                Ok(entries) => (entries, None),
+                Err(error) => (Vec::new(), Some(Err(error))),
+            };
+            entries.into_iter().map(Ok).chain(error)
         })
     }
 
     /// Returns all positions of the blob with this prefix: none if no pack of this table holds it.
-    pub fn find(&self, prefix: &Prefix) -> impl Iterator<Item = Location> + '_ {
-        let stretch = if self.filter.lets_through(prefix) {
-            self.stretch(prefix)
-        } else {
-            &[]
+    ///
+    /// # Errors
+    /// [`TableError`] if a block that is needed does not verify.
+    pub fn find(&self, prefix: &Prefix) -> Result<Vec<Location>, TableError> {
+        let mut found = Vec::new();
+        let Some(first) = self.first_leaf(prefix)? else {
+            return Ok(found);
         };
-        let count = stretch.len() / ENTRY_LEN;
-        // Binary search for the first entry whose prefix is not less than `prefix`.
-        let (mut low, mut high) = (0, count);
-        while low < high {
-            let middle = low + (high - low) / 2;
-            if prefix_at(&stretch[middle * ENTRY_LEN..]) < *prefix {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
+        if !self.filter(first)?.lets_through(prefix) {
+            return Ok(found);
         }
-        let prefix = *prefix;
-        stretch[low * ENTRY_LEN..]
-            .chunks_exact(ENTRY_LEN)
-            .take_while(move |entry| prefix_at(entry) == prefix)
-            .map(location_at)
+        let mut block = [0; BLOCK_LEN];
+        for leaf in first..self.layout.entries.end - self.layout.entries.start {
+            let entries = self.leaf(leaf, &mut block)?;
+            let start = entries.partition_point(|entry| entry_of(entry).0 < *prefix);
+            for entry in &entries[start..] {
+                match entry_of(entry) {
+                    (of, location) if of == *prefix => found.push(location),
+                    _ => return Ok(found),
+                }
+            }
+            // The block ends before an entry of a greater prefix: the next one may go on.
+        }
+        Ok(found)
     }
 
     /// Returns true if a pack of this table holds a blob with this prefix.
-    pub fn contains(&self, prefix: &Prefix) -> bool {
-        self.find(prefix).next().is_some()
-    }
-
-    /// Returns the entries between the two numbers of the fence that enclose a prefix.
-    fn stretch(&self, prefix: &Prefix) -> &[u8] {
-        let fence = self.part(&self.fence);
-        let index = fence_index(prefix, self.fence_bits) * 8;
-        let bound = |index| usize::try_from(u64_at(fence, index)).unwrap_or(usize::MAX);
-        let (start, end) = (bound(index), bound(index + 8));
-        let bytes = start
-            .checked_mul(ENTRY_LEN)
-            .zip(end.checked_mul(ENTRY_LEN))
-            .and_then(|(start, end)| self.part(&self.entries).get(start..end));
-        bytes.unwrap_or_default()
-    }
-
-    fn pack_bytes(&self, number: PackNumber) -> Option<&[u8]> {
-        let start = (number.0 as usize).checked_mul(PACK_LEN)?;
-        self.part(&self.packs)
-            .get(start..start.checked_add(PACK_LEN)?)
-    }
-
-    fn first_frame(&self, number: PackNumber) -> Option<u64> {
-        let pack = self.pack_bytes(number)?;
-        Some(u64_at(pack, PackName::LEN + HEADER_LEN + 8))
-    }
-
-    fn part(&self, range: &Range<usize>) -> &[u8] {
-        // `open` has checked that the ranges are within the bytes. A shorter slice would mean that
-        // the bytes have changed.
-        self.bytes.as_ref().get(range.clone()).unwrap_or_default()
-    }
-}
-
-/// Builds a table from packs.
-#[derive(Clone, Debug, Default)]
-pub struct TableBuilder {
-    packs: Vec<PackRecord>,
-}
-
-impl TableBuilder {
-    /// Returns a builder without packs.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Adds a pack. If two packs have the same name, the first one is kept.
-    pub fn push(&mut self, record: PackRecord) {
-        self.packs.push(record);
-    }
-
-    /// Returns the bytes of the table.
     ///
-    /// # Panics
-    /// If there are 2^32 packs or more.
-    pub fn finish(mut self) -> Vec<u8> {
-        self.packs.sort_by_key(|record| record.name);
-        self.packs.dedup_by_key(|record| record.name);
-        let pack_count = u32::try_from(self.packs.len()).expect("memory holds fewer packs");
-        let count = |of: fn(&PackRecord) -> usize| self.packs.iter().map(of).sum::<usize>();
-        let blobs = count(|record| record.footer.blob_count());
-        let frames = count(|record| record.footer.frame_count());
-        let mut entries = Vec::with_capacity(blobs);
-        for (number, record) in self.packs.iter().enumerate() {
-            entries.extend(record.footer.blobs().map(|blob| {
-                let location = Location {
-                    pack: PackNumber(number as u32),
-                    frame: blob.frame,
-                    slot: blob.slot,
-                };
-                (blob.prefix, location)
-            }));
+    /// # Errors
+    /// Those of [`Table::find`].
+    pub fn contains(&self, prefix: &Prefix) -> Result<bool, TableError> {
+        Ok(!self.find(prefix)?.is_empty())
+    }
+
+    /// Returns the pack with this number. `None` if there is none.
+    ///
+    /// # Errors
+    /// [`TableError`] if a block that is needed does not verify, or if the class is unknown.
+    pub fn pack(&self, number: PackNumber) -> Result<Option<PackEntry>, TableError> {
+        let Some(name) = self.pack_name(number)? else {
+            return Ok(None);
+        };
+        let of_block = per_block(PACK_LEN);
+        let block = self.recent(&self.layout.packs, u64::from(number.0) / of_block)?;
+        let at = (u64::from(number.0) % of_block) as usize * PACK_LEN;
+        let pack = &block[at..at + PACK_LEN];
+        let (class, header) = (pack[8], pack.last_chunk());
+        let wrong = TableError::Inconsistent("a pack of an unknown class");
+        let (Some(class), Some(header)) = (Class::from_number(class), header) else {
+            return Err(wrong);
+        };
+        Ok(Some(PackEntry {
+            name,
+            class,
+            length: u64_at(pack, 0),
+            header: *header,
+        }))
+    }
+
+    /// Returns the name of the pack with this number. `None` if there is none.
+    ///
+    /// # Errors
+    /// [`TableError`] if a block that is needed does not verify.
+    pub fn pack_name(&self, number: PackNumber) -> Result<Option<PackName>, TableError> {
+        let named = self.named(number)?;
+        Ok(named.and_then(|named| Some(PackName::from_bytes(*named.first_chunk()?))))
+    }
+
+    /// Returns the number of the pack with this name. `None` if there is none.
+    ///
+    /// # Errors
+    /// [`TableError`] if a block that is needed does not verify.
+    pub fn number_of(&self, name: &PackName) -> Result<Option<PackNumber>, TableError> {
+        let (mut low, mut high) = (0, self.pack_count());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match self.pack_name(PackNumber(middle))? {
+                Some(found) if found == *name => return Ok(Some(PackNumber(middle))),
+                Some(found) if found < *name => low = middle + 1,
+                _ => high = middle,
+            }
         }
-        entries.sort_unstable();
-        let fence_bits = fence_bits(blobs as u64);
-        let fence_len = ((1 << fence_bits) + 1) * 8;
-        let packs_len = self.packs.len() * PACK_LEN;
-        let length = HEAD_LEN + fence_len + blobs * ENTRY_LEN + packs_len + frames * FRAME_LEN;
-        let mut bytes = Vec::with_capacity(length);
-        bytes.extend_from_slice(MAGIC);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&fence_bits.to_le_bytes());
-        bytes.extend_from_slice(&(blobs as u64).to_le_bytes());
-        bytes.extend_from_slice(&pack_count.to_le_bytes());
-        bytes.extend_from_slice(&0u32.to_le_bytes());
-        bytes.extend_from_slice(&(frames as u64).to_le_bytes());
-        bytes.resize(HEAD_LEN, 0);
-        put_fence(&entries, fence_bits, &mut bytes);
-        for (prefix, location) in &entries {
-            bytes.extend_from_slice(&prefix.0);
-            bytes.extend_from_slice(&location.pack.0.to_le_bytes());
-            bytes.extend_from_slice(&location.frame.to_le_bytes());
-            bytes.extend_from_slice(&location.slot.to_le_bytes());
+        Ok(None)
+    }
+
+    /// Returns the position of a frame of a pack. `None` if there is none.
+    ///
+    /// # Errors
+    /// [`TableError`] if a block that is needed does not verify.
+    pub fn frame(
+        &self,
+        number: PackNumber,
+        frame: u16,
+    ) -> Result<Option<FrameLocation>, TableError> {
+        let Some(first) = self.first_frame(number)? else {
+            return Ok(None);
+        };
+        let next = match number.0.checked_add(1) {
+            Some(next) => self.first_frame(PackNumber(next))?,
+            None => None,
+        };
+        let end = next.unwrap_or(self.layout.counts.frames);
+        let Some(frame) = first
+            .checked_add(u64::from(frame))
+            .filter(|frame| *frame < end)
+        else {
+            return Ok(None);
+        };
+        let block = self.recent(&self.layout.frames, frame / per_block(FRAME_LEN))?;
+        let at = (frame % per_block(FRAME_LEN)) as usize * FRAME_LEN;
+        Ok(Some(FrameLocation {
+            offset: u32_at(&block, at),
+            stored_length: u32_at(&block, at + 4),
+            raw_length: u32_at(&block, at + 8),
+        }))
+    }
+
+    /// Returns the block of entries where the first entry with this prefix is if there is one, or
+    /// the one before that. `None` if the table is empty.
+    fn first_leaf(&self, prefix: &Prefix) -> Result<Option<u64>, TableError> {
+        let head = prefix.head();
+        let of_block = per_block(FENCE_LEN);
+        let mut at = 0;
+        for (level, blocks) in self.layout.fences.iter().enumerate().rev() {
+            let below = match level.checked_sub(1) {
+                Some(below) => &self.layout.fences[below],
+                None => &self.layout.entries,
+            };
+            let count = (below.end - below.start).saturating_sub(at * of_block);
+            let number = blocks.start + at;
+            let block = self
+                .fences
+                .get(number - self.layout.all_fences().start, || {
+                    self.payload(number)
+                })?;
+            let (fences, _) = block.as_chunks::<FENCE_LEN>();
+            let fences = &fences[..fences.len().min(count as usize)];
+            // Entries with the same head may lie before the block that begins with it.
+            let before = fences.partition_point(|fence| u64::from_le_bytes(*fence) < head);
+            at = at * of_block + before.saturating_sub(1) as u64;
         }
-        put_packs(&self.packs, &mut bytes);
-        put_filter(entries, &mut bytes);
-        let checksum = checksum(&bytes);
-        bytes[CHECKSUM].copy_from_slice(&checksum);
-        bytes
+        let leaves = self.layout.entries.end - self.layout.entries.start;
+        Ok((at < leaves).then_some(at))
     }
-}
 
-fn put_fence(entries: &[(Prefix, Location)], bits: u32, bytes: &mut Vec<u8>) {
-    let mut entries = entries.iter().peekable();
-    let mut before = 0u64;
-    for index in 0..=1usize << bits {
-        while entries
-            .next_if(|(prefix, _)| fence_index(prefix, bits) < index)
-            .is_some()
-        {
-            before += 1;
+    /// Returns the filter that has the prefixes of a block of entries.
+    fn filter(&self, leaf: u64) -> Result<&Filter, TableError> {
+        let number = leaf / LEAVES_PER_FILTER;
+        self.filters.get(number, || {
+            let mut blocks = vec![0; FILTER_LEN];
+            self.read(self.layout.filter_block(number), &mut blocks)?;
+            let length = u32_at(&blocks, 0) as usize;
+            let bytes = blocks[4..].get(..length);
+            bytes
+                .and_then(Filter::open)
+                .ok_or(TableError::Inconsistent("a filter is out of bounds"))
+        })
+    }
+
+    /// Reads a block of entries, and returns its entries.
+    fn leaf<'a>(
+        &self,
+        leaf: u64,
+        block: &'a mut [u8; BLOCK_LEN],
+    ) -> Result<&'a [[u8; ENTRY_LEN]], TableError> {
+        self.read(self.layout.entries.start + leaf, block)?;
+        let count = self.entry_count() - leaf * per_block(ENTRY_LEN);
+        let (entries, _) = block[..PAYLOAD_LEN].as_chunks::<ENTRY_LEN>();
+        Ok(&entries[..entries.len().min(count as usize)])
+    }
+
+    fn named(&self, number: PackNumber) -> Result<Option<&[u8]>, TableError> {
+        if number.0 >= self.pack_count() {
+            return Ok(None);
         }
-        bytes.extend_from_slice(&before.to_le_bytes());
+        let of_block = per_block(NAME_LEN);
+        let block = u64::from(number.0) / of_block;
+        let names = self
+            .names
+            .get(block, || self.payload(self.layout.names.start + block))?;
+        let at = (u64::from(number.0) % of_block) as usize * NAME_LEN;
+        Ok(names.get(at..at + NAME_LEN))
+    }
+
+    fn first_frame(&self, number: PackNumber) -> Result<Option<u64>, TableError> {
+        let named = self.named(number)?;
+        Ok(named.map(|named| u64_at(named, PackName::LEN)))
+    }
+
+    /// Returns a block of a part.
+    fn recent(&self, part: &Range<u64>, block: u64) -> Result<Arc<[u8]>, TableError> {
+        let number = part.start.saturating_add(block);
+        if number >= part.end {
+            return Err(TableError::Inconsistent("a record is out of bounds"));
+        }
+        let read = || self.payload(number).map(Arc::from);
+        self.recent.get(number, read)
+    }
+
+    fn payload(&self, number: u64) -> Result<Box<[u8]>, TableError> {
+        let mut block = [0; BLOCK_LEN];
+        self.read(number, &mut block)?;
+        Ok(block[..PAYLOAD_LEN].into())
+    }
+
+    /// Reads blocks from `number` on, and verifies them.
+    fn read(&self, number: u64, blocks: &mut [u8]) -> Result<(), TableError> {
+        let read = self.bytes.read_at(number * BLOCK_LEN as u64, blocks);
+        read.map_err(|error| TableError::Unreadable(error.kind()))?;
+        match self.bytes.is_trusted() || self.key.verify(number, blocks) {
+            true => Ok(()),
+            false => Err(TableError::Checksum { block: number }),
+        }
     }
 }
 
-fn put_packs(packs: &[PackRecord], bytes: &mut Vec<u8>) {
-    let mut first_frame = 0u64;
-    for record in packs {
-        bytes.extend_from_slice(&record.name.to_bytes());
-        bytes.extend_from_slice(&record.header);
-        bytes.extend_from_slice(&record.length.to_le_bytes());
-        bytes.extend_from_slice(&first_frame.to_le_bytes());
-        bytes.push(record.class as u8);
-        bytes.extend_from_slice(&[0; 7]);
-        first_frame += record.footer.frame_count() as u64;
-    }
-    for frame in packs.iter().flat_map(|record| record.footer.frames()) {
-        bytes.extend_from_slice(&frame.offset.to_le_bytes());
-        bytes.extend_from_slice(&frame.stored_length.to_le_bytes());
-        bytes.extend_from_slice(&frame.raw_length.to_le_bytes());
-    }
-}
-
-/// Appends the filter, and writes its length into the head. A filter whose length does not fit into
-/// 32 bits is left out.
-fn put_filter(entries: Vec<(Prefix, Location)>, bytes: &mut Vec<u8>) {
-    let filter = Filter::bytes_of(entries.into_iter().map(|(prefix, _)| prefix));
-    if let Ok(length) = u32::try_from(filter.len()) {
-        bytes[FILTER_BYTES].copy_from_slice(&length.to_le_bytes());
-        bytes.extend_from_slice(&filter);
-    }
-}
-
-/// Returns how many leading bits of a prefix the fence distinguishes, for this number of entries.
-fn fence_bits(entries: u64) -> u32 {
-    (entries / ENTRIES_PER_FENCE)
-        .checked_ilog2()
-        .unwrap_or(0)
-        .min(FENCE_BITS_MAX)
-}
-
-/// Returns the first `bits` bits of a prefix as a number.
-fn fence_index(prefix: &Prefix, bits: u32) -> usize {
-    let mut head = [0; 8];
-    head.copy_from_slice(&prefix.0[..8]);
-    // With no bits the shift would be by all 64 bits, which overflows.
-    u64::from_be_bytes(head).checked_shr(64 - bits).unwrap_or(0) as usize
-}
-
-/// Returns the checksum over all bytes but the checksum itself.
-fn checksum(all: &[u8]) -> [u8; 24] {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&all[..CHECKSUM.start]);
-    hasher.update(&all[CHECKSUM.end..]);
-    let mut sum = [0; 24];
-    hasher.finalize_xof().fill(&mut sum);
-    sum
-}
-
-fn prefix_at(entry: &[u8]) -> Prefix {
+fn entry_of(entry: &[u8; ENTRY_LEN]) -> (Prefix, Location) {
     let mut prefix = [0; Prefix::LEN];
     prefix.copy_from_slice(&entry[..Prefix::LEN]);
-    Prefix(prefix)
-}
-
-fn location_at(entry: &[u8]) -> Location {
-    Location {
+    let location = Location {
         pack: PackNumber(u32_at(entry, 16)),
         frame: u16::from_le_bytes([entry[20], entry[21]]),
         slot: u16::from_le_bytes([entry[22], entry[23]]),
-    }
-}
-
-fn u32_at(bytes: &[u8], offset: usize) -> u32 {
-    let mut number = [0; 4];
-    number.copy_from_slice(&bytes[offset..offset + 4]);
-    u32::from_le_bytes(number)
-}
-
-fn u64_at(bytes: &[u8], offset: usize) -> u64 {
-    let mut number = [0; 8];
-    number.copy_from_slice(&bytes[offset..offset + 8]);
-    u64::from_le_bytes(number)
+    };
+    (Prefix(prefix), location)
 }

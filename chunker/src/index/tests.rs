@@ -1,10 +1,11 @@
+mod tables;
+
 use super::*;
 use crate::codec::{Decoder, Effort, Encoder};
-use crate::crypto::{Class, HEADER_LEN};
-use crate::id::{Kind, Prefix};
-use crate::pack::{FooterBuilder, PackName};
+use crate::crypto::Class;
+use crate::id::Kind;
+use crate::pack::FooterBuilder;
 use proptest::prelude::*;
-use std::collections::BTreeMap;
 
 /// Returns a pack whose frames hold blobs with these prefixes.
 fn record(sequence: u32, class: Class, frames: &[Vec<Prefix>]) -> PackRecord {
@@ -53,14 +54,6 @@ fn records() -> impl Strategy<Value = Vec<PackRecord>> {
         };
         packs.into_iter().enumerate().map(of).collect()
     })
-}
-
-fn table(records: &[PackRecord]) -> Vec<u8> {
-    let mut builder = TableBuilder::new();
-    for record in records {
-        builder.push(record.clone());
-    }
-    builder.finish()
 }
 
 fn encode_all(records: &[PackRecord]) -> Vec<u8> {
@@ -117,53 +110,6 @@ fn hostile_records_are_refused() {
     );
 }
 
-#[test]
-fn a_table_of_many_blobs_finds_them_all() {
-    let prefix = |number: u32| {
-        let mut bytes = [0; 16];
-        bytes.copy_from_slice(&blake3::hash(&number.to_le_bytes()).as_bytes()[..16]);
-        Prefix(bytes)
-    };
-    let frames: Vec<Vec<Prefix>> = (0..100)
-        .map(|frame| (0..100).map(|slot| prefix(frame * 100 + slot)).collect())
-        .collect();
-    let packs = [
-        record(2, Class::DataPack, &frames[..50]),
-        record(1, Class::DataPack, &frames[50..]),
-    ];
-    let table = Table::open(table(&packs)).unwrap();
-    assert_eq!(table.verify(), Ok(()));
-    assert_eq!((table.entry_count(), table.pack_count()), (10_000, 2));
-    for number in 0..10_000u32 {
-        let found: Vec<_> = table.find(&prefix(number)).collect();
-        // Packs are numbered in the order of their names.
-        let pack = PackNumber(u32::from(number < 5_000));
-        let frame = (number / 100 % 50) as u16;
-        let slot = (number % 100) as u16;
-        assert_eq!(found, [Location { pack, frame, slot }]);
-    }
-    assert!((10_000..20_000).all(|number| !table.contains(&prefix(number))));
-}
-
-#[test]
-fn every_flipped_bit_of_a_table_is_detected() {
-    let packs = [record(
-        1,
-        Class::DataPack,
-        &[vec![Prefix([1; 16]), Prefix([2; 16])]],
-    )];
-    let whole = table(&packs);
-    for bit in 0..whole.len() * 8 {
-        let mut changed = whole.clone();
-        changed[bit / 8] ^= 1 << (bit % 8);
-        let verified = Table::open(changed).and_then(|table| table.verify());
-        assert!(verified.is_err(), "bit {bit} does not count");
-    }
-    for length in 0..whole.len() {
-        assert!(Table::open(&whole[..length]).is_err());
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
@@ -204,70 +150,5 @@ proptest! {
             let again = encode(&mut decoded.clone(), &mut Encoder::new(), Effort::None).unwrap();
             prop_assert_eq!(again, payload);
         }
-    }
-
-    #[test]
-    fn tables_answer_as_a_map_does(
-        records in records(), others in prop::collection::vec(prefix(), 0..20),
-    ) {
-        let table = Table::open(table(&records)).unwrap();
-        prop_assert_eq!(table.verify(), Ok(()));
-        let mut expected: BTreeMap<Prefix, Vec<Location>> = BTreeMap::new();
-        for (number, record) in records.iter().enumerate() {
-            let pack = PackNumber(number as u32);
-            let entry = table.pack(pack).unwrap();
-            prop_assert_eq!(entry.name, record.name);
-            prop_assert_eq!(entry.class, record.class);
-            prop_assert_eq!(entry.length, record.length);
-            prop_assert_eq!(entry.header, record.header);
-            for frame in record.footer.frames() {
-                let location = table.frame(pack, frame.number).unwrap();
-                prop_assert_eq!(location.offset, frame.offset);
-                prop_assert_eq!(location.stored_length, frame.stored_length);
-                prop_assert_eq!(location.raw_length, frame.raw_length);
-            }
-            prop_assert_eq!(table.frame(pack, record.footer.frame_count() as u16), None);
-            for blob in record.footer.blobs() {
-                expected
-                    .entry(blob.prefix)
-                    .or_default()
-                    .push(Location { pack, frame: blob.frame, slot: blob.slot });
-            }
-        }
-        prop_assert_eq!(table.pack(PackNumber(records.len() as u32)), None);
-        prop_assert_eq!(table.packs().count(), records.len());
-        for (prefix, locations) in &expected {
-            prop_assert_eq!(&table.find(prefix).collect::<Vec<_>>(), locations);
-        }
-        for prefix in others {
-            prop_assert_eq!(table.contains(&prefix), expected.contains_key(&prefix));
-        }
-        let entries: Vec<_> = table.entries().collect();
-        let flat = expected
-            .into_iter()
-            .flat_map(|(prefix, all)| all.into_iter().map(move |one| (prefix, one)));
-        prop_assert_eq!(entries, flat.collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn changed_tables_do_not_panic(
-        records in records(),
-        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
-        prefixes in prop::collection::vec(prefix(), 1..20),
-    ) {
-        let mut bytes = table(&records);
-        for (at, with) in changes {
-            let at = at.index(bytes.len());
-            bytes[at] = with;
-        }
-        let Ok(table) = Table::open(bytes) else {
-            return Ok(());
-        };
-        for prefix in prefixes {
-            for location in table.find(&prefix) {
-                let _ = (table.pack(location.pack), table.frame(location.pack, location.frame));
-            }
-        }
-        let _ = (table.verify(), table.packs().count(), table.entries().count());
     }
 }

@@ -131,11 +131,13 @@ pub(super) async fn take_over(
     let catalog = &session.shared.catalog;
     // A pack that was listed since then and is condemned by now is not this session's own. The
     // blobs that are needed of it are stored again.
-    let unlisted = delivered
-        .own
-        .iter()
-        .filter(|pack| !catalog.is_listed(&pack.name));
-    let reads = unlisted.map(|pack| read(session, *pack));
+    let mut unlisted = Vec::new();
+    for pack in &delivered.own {
+        if !catalog.is_listed(&pack.name).await? {
+            unlisted.push(*pack);
+        }
+    }
+    let reads = unlisted.into_iter().map(|pack| read(session, pack));
     let packs: Vec<FinishedPack> = futures::stream::iter(reads.collect::<Vec<_>>())
         .buffered(READ_AT_ONCE)
         .try_collect()

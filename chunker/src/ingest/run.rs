@@ -12,6 +12,7 @@ use super::Profile;
 use super::handle::{Ingest, Operation};
 use super::segments::{Listed, SplitParameters};
 use super::session::Session;
+use crate::catalog::DamagedTable;
 use crate::chunking::Chunk;
 use crate::chunking::segment::{self, SegmentChunk};
 use crate::error::ContentError;
@@ -136,13 +137,14 @@ impl Ingest {
     /// with a snapshot. The blob is checked to be live, and its pack joins [`Ingest::relied_on`].
     ///
     /// # Errors
-    /// [`ContentError::Unknown`] if no live pack holds it. The content must then be stored again.
+    /// - [`ContentError::Unknown`] if no live pack holds it. The content must then be stored again.
+    /// - Those of [`ContentStore::places`](crate::content_store::ContentStore::places).
     pub async fn adopt(&self, target: Target) -> Result<(), ContentError> {
         let (kind, id) = match target {
             Target::Chunk(id) => (Kind::Chunk, id),
             Target::Segment(id) => (Kind::Segment, id),
         };
-        self.adopt_blob(kind, id)
+        self.adopt_blob(kind, id).await
     }
 
     /// As [`Ingest::adopt`], for any blob. The live set is closed, so everything that the blob
@@ -150,9 +152,9 @@ impl Ingest {
     ///
     /// # Errors
     /// As [`Ingest::adopt`].
-    pub fn adopt_blob(&self, kind: Kind, id: Id) -> Result<(), ContentError> {
+    pub async fn adopt_blob(&self, kind: Kind, id: Id) -> Result<(), ContentError> {
         let _operation = Operation::begin(&self.session);
-        adopt(&self.session, kind, id)
+        adopt(&self.session, kind, id).await
     }
 }
 
@@ -280,29 +282,51 @@ pub(super) async fn name(
         let bytes = batch.iter().map(Named::length).sum();
         let shared = Arc::clone(&session.shared);
         let job = move || {
-            batch
-                .iter_mut()
-                .for_each(|named| name_chunk(&shared, named, matching));
-            batch
+            let each = batch.iter_mut();
+            let found: Vec<_> = each
+                .map(|named| name_chunk(&shared, named, matching))
+                .collect();
+            (batch, found)
         };
         jobs.push(session.shared.workers.run_sized(bytes, job));
     }
-    let named = futures::future::try_join_all(jobs).await?;
-    Ok(named.into_iter().flatten().collect())
+    let mut all = Vec::new();
+    for (batch, found) in futures::future::try_join_all(jobs).await? {
+        for (mut named, found) in batch.into_iter().zip(found) {
+            if let Some(id) = named.id {
+                named.known = settle(&session.shared, &id, found).await;
+            }
+            all.push(named);
+        }
+    }
+    Ok(all)
 }
 
-fn name_chunk(shared: &Runtime, named: &mut Named, matching: Matching) {
-    if !named.chunk.is_zero {
-        let id = shared.keyring.id(Kind::Chunk, &named.chunk.bytes);
-        named.id = Some(id);
-        named.known = look_up(shared, &id, matching);
+fn name_chunk(shared: &Runtime, named: &mut Named, matching: Matching) -> Found {
+    if named.chunk.is_zero {
+        return Ok(None);
+    }
+    let id = shared.keyring.id(Kind::Chunk, &named.chunk.bytes);
+    named.id = Some(id);
+    look_up(shared, &id, matching)
+}
+
+/// The pack in which the index look-up found a blob, or the table that must be made anew first.
+type Found = Result<Option<PackName>, DamagedTable>;
+
+fn look_up(shared: &Runtime, id: &Id, matching: Matching) -> Found {
+    match matching {
+        Matching::Everything => shared.catalog.find_live_now(id),
+        Matching::Nothing => Ok(None),
     }
 }
 
-fn look_up(shared: &Runtime, id: &Id, matching: Matching) -> Option<PackName> {
-    match matching {
-        Matching::Everything => shared.catalog.find_live(id),
-        Matching::Nothing => None,
+/// Returns the pack of a blob that was looked up. If a table was damaged, has it made anew and
+/// looks again. If that fails, the blob counts as absent: it is stored once more.
+async fn settle(shared: &Runtime, id: &Id, found: Found) -> Option<PackName> {
+    match found {
+        Ok(found) => found,
+        Err(_) => shared.catalog.find_live(id).await.unwrap_or_default(),
     }
 }
 
@@ -361,7 +385,8 @@ pub(super) async fn store_blob(
         (id, look_up(&shared, &id, manner.matching))
     };
     let workers = &session.shared.workers;
-    let (id, known) = workers.run_sized(bytes.len(), job).await?;
+    let (id, found) = workers.run_sized(bytes.len(), job).await?;
+    let known = settle(&session.shared, &id, found).await;
     let wanted = Wanted {
         kind,
         id,
@@ -373,8 +398,8 @@ pub(super) async fn store_blob(
 }
 
 /// Does the work of [`Ingest::adopt_blob`].
-fn adopt(session: &Arc<Session>, kind: Kind, id: Id) -> Result<(), ContentError> {
-    let known = session.shared.catalog.find_live(&id);
+async fn adopt(session: &Arc<Session>, kind: Kind, id: Id) -> Result<(), ContentError> {
+    let known = session.shared.catalog.find_live(&id).await?;
     let mut pending_index = session.pending_index();
     if let Some(pack) = session.still_live(known) {
         pending_index.rely_on(pack, kind, id);

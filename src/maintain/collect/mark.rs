@@ -176,7 +176,7 @@ impl Marker {
         }
         self.learn(root).await?;
         for (kind, id) in self.heads(root).await? {
-            self.need(kind, id)?;
+            self.need(kind, id).await?;
         }
         // Packs of live sessions stay, with everything that their objects refer to, reachable or
         // not.
@@ -206,7 +206,7 @@ impl Marker {
             self.firm = Some(self.marks.clone());
         }
         for (kind, id) in heads {
-            self.need(kind, id)?;
+            self.need(kind, id).await?;
         }
         self.follow().await
     }
@@ -355,10 +355,10 @@ impl Marker {
 
     /// Marks all live copies of a blob, since it is not known which are good. Copies in quarantine
     /// count only if there is no other.
-    fn need(&mut self, kind: Kind, id: Id) -> Result<(), RootError> {
+    async fn need(&mut self, kind: Kind, id: Id) -> Result<(), RootError> {
         let doubt = self.doubt.as_ref();
         let may_lack = doubt.is_some_and(|doubt| doubt.may_lack(kind));
-        if self.want(id, true) || may_lack {
+        if self.want(id, true).await? || may_lack {
             return Ok(());
         }
         let what = format!(
@@ -369,12 +369,13 @@ impl Marker {
 
     /// Marks a blob that is only useful, unless all its copies are known to be damaged: the mark
     /// would only keep damaged packs.
-    fn want_if_whole(&mut self, id: Id) {
-        let copies = self.content_store.slots_of(&id.prefix());
+    async fn want_if_whole(&mut self, id: Id) -> Result<(), RootError> {
+        let copies = self.content_store.slots_of(&id.prefix()).await?;
         let is_good = |(pack, frame, _): &(PackName, u16, u16)| self.is_good(pack, *frame);
         if copies.is_empty() || copies.iter().any(is_good) {
-            self.want(id, false);
+            self.want(id, false).await?;
         }
+        Ok(())
     }
 
     /// Returns the known damage of the latest root.
@@ -393,8 +394,8 @@ impl Marker {
 
     /// Marks the copies of a blob; true if there is one. By rule 3, a blob with `is_needed` has a
     /// copy in a live pack.
-    fn want(&mut self, id: Id, is_needed: bool) -> bool {
-        let mut copies = self.content_store.slots_of(&id.prefix());
+    async fn want(&mut self, id: Id, is_needed: bool) -> Result<bool, RootError> {
+        let mut copies = self.content_store.slots_of(&id.prefix()).await?;
         copies.retain(|(pack, ..)| self.live.contains(pack));
         if let Some(doubt) = &mut self.doubt {
             copies = doubt.weigh(copies, is_needed);
@@ -406,7 +407,7 @@ impl Marker {
         let needed = copies
             .into_iter()
             .map(|(pack, frame, slot)| self.marks.need(pack, frame, slot));
-        needed.fold(false, |any, is_there| any | is_there)
+        Ok(needed.fold(false, |any, is_there| any | is_there))
     }
 
     /// Follows all references, until no new blob is needed. In doubt it skips unreadable packs, so
@@ -417,11 +418,11 @@ impl Marker {
     pub async fn follow(&mut self) -> Result<(), RootError> {
         let mut unreadable = None;
         while let Some(pack) = self.marks.next_open() {
-            if self.follow_known(pack)? {
+            if self.follow_known(pack).await? {
                 continue;
             }
             let damage = self.read(pack).await?;
-            if !self.follow_known(pack)? {
+            if !self.follow_known(pack).await? {
                 if let Some(doubt) = &mut self.doubt {
                     if !doubt.proven.contains(&pack) {
                         doubt.gone.insert(pack);
@@ -448,14 +449,14 @@ impl Marker {
 
     /// Follows the due references of a pack that were read. True if no reference of it is left to
     /// follow.
-    fn follow_known(&mut self, pack: PackName) -> Result<bool, RootError> {
+    async fn follow_known(&mut self, pack: PackName) -> Result<bool, RootError> {
         // Objects of one pack refer to each other, in either direction.
-        while self.follow_once(pack)? {}
+        while self.follow_once(pack).await? {}
         Ok(self.marks.close(pack))
     }
 
     /// Walks the due references of a pack once; true if any was followed.
-    fn follow_once(&mut self, pack: PackName) -> Result<bool, RootError> {
+    async fn follow_once(&mut self, pack: PackName) -> Result<bool, RootError> {
         let mut from = (0, 0);
         let mut is_any = false;
         loop {
@@ -469,9 +470,9 @@ impl Marker {
             for (kind, id) in below {
                 match kind {
                     Kind::Commit => {
-                        self.want_if_whole(id);
+                        self.want_if_whole(id).await?;
                     }
-                    kind => self.need(kind, id)?,
+                    kind => self.need(kind, id).await?,
                 }
             }
             // Not before: if a referred object is absent, the next root may have it.

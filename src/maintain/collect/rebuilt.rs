@@ -106,7 +106,7 @@ pub(in crate::maintain) async fn whole_of(
             Some(tree) => trees.of(tree).await?,
             None => true,
         };
-        if has_tree && is_there(&content_store.places(&head.commit)) {
+        if has_tree && is_there(&content_store.places(&head.commit).await?) {
             whole.insert(head.commit);
         }
     }

@@ -119,7 +119,7 @@ impl<'a, F: Fn(&[PackLocation]) -> bool> Wholeness<'a, F> {
         if self.pardoned.contains(&id) {
             return Ok(Some(true));
         }
-        if !(self.is_there)(&self.content_store.places(&id)) {
+        if !(self.is_there)(&self.content_store.places(&id).await?) {
             self.lacking.insert(id);
             return Ok(Some(false));
         }

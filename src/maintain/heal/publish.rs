@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::{Ingest, Mark};
 use bkfs_chunker::pack::PackName;
@@ -76,20 +77,23 @@ impl Publisher {
 
     /// Records the references of a blob that is about to be stored. Returns false if no live pack,
     /// damaged or not, holds one of them.
-    pub(super) fn lean_on(&mut self, blobs: Vec<(Kind, Id)>) -> bool {
+    ///
+    /// # Errors
+    /// A table of the index is damaged, and cannot be made anew.
+    pub(super) async fn lean_on(&mut self, blobs: Vec<(Kind, Id)>) -> Result<bool, RootError> {
         let content_store = self.ingest.content_store();
         let mut damaged = Vec::new();
         for (kind, id) in blobs {
-            if self.ingest.adopt_blob(kind, id).is_ok() {
+            if self.ingest.adopt_blob(kind, id).await.is_ok() {
                 continue;
             }
-            if !is_live(content_store, &id) {
-                return false;
+            if !is_live(content_store, &id).await? {
+                return Ok(false);
             }
             damaged.push((kind, id));
         }
         self.leaning.extend(damaged);
-        true
+        Ok(true)
     }
 
     /// Makes everything live that was stored so far. Cancel safety: dropped, it leaves that live or
@@ -114,11 +118,13 @@ impl Publisher {
     }
 }
 
-fn is_live(content_store: &bkfs_chunker::content_store::ContentStore, id: &Id) -> bool {
-    let places = content_store.places(id);
-    places
-        .iter()
-        .any(|place| content_store.is_live(&place.pack))
+async fn is_live(content_store: &ContentStore, id: &Id) -> Result<bool, RootError> {
+    for place in content_store.places(id).await? {
+        if content_store.is_live(&place.pack).await? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The replacement of the root.
@@ -139,7 +145,7 @@ impl Transition for HealCas<'_> {
         let ingest = &*self.publisher.ingest;
         let change = self.packs.finish_for(ingest, &next.index).await?;
         self.publisher.load(next).await?;
-        self.check_relied_on()?;
+        self.check_relied_on().await?;
         next.change_index(&change)?;
         self.publisher.replace_records(next).await
     }
@@ -148,17 +154,19 @@ impl Transition for HealCas<'_> {
         self.publisher.load(root).await?;
         let content_store = self.publisher.ingest.content_store();
         let packs = self.packs.finished().map(|finished| &finished.packs);
-        Ok(packs
-            .into_iter()
-            .flatten()
-            .any(|pack| content_store.is_listed(pack)))
+        for pack in packs.into_iter().flatten() {
+            if content_store.is_listed(pack).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 
 impl HealCas<'_> {
     /// Checks rule 3 against the root whose index was just loaded. What becomes live is the
     /// session's own, since no floor was ever raised past it.
-    fn check_relied_on(&self) -> Result<(), RootError> {
+    async fn check_relied_on(&self) -> Result<(), RootError> {
         let content_store = self.publisher.ingest.content_store();
         let session = self.publisher.session;
         let relied = self.packs.finished().map(|finished| &finished.relied_on);
@@ -166,12 +174,13 @@ impl HealCas<'_> {
             .into_iter()
             .flatten()
             .filter(|pack| pack.session != session.0);
-        let mut gone: Gone = content_store.not_live(foreign);
+        let mut gone: Gone = content_store.not_live(foreign).await?;
         for (kind, id) in &self.publisher.leaning {
             // A damaged pack held it. Since then it may have been stored again.
-            if !is_live(content_store, id) && self.publisher.ingest.adopt_blob(*kind, *id).is_err()
-            {
-                gone.extend(content_store.places(id).first().map(|place| place.pack));
+            let ingest = &self.publisher.ingest;
+            if !is_live(content_store, id).await? && ingest.adopt_blob(*kind, *id).await.is_err() {
+                let places = content_store.places(id).await?;
+                gone.extend(places.first().map(|place| place.pack));
                 return Err(RootError::Rebuild { packs: gone });
             }
         }

@@ -122,11 +122,8 @@ impl<'a> Healer<'a> {
     /// Stores a blob if it is wanted and live packs hold all that it refers to. `id` must be the id
     /// of these bytes.
     pub(super) async fn take(&mut self, kind: Kind, id: Id, bytes: Bytes) -> Result<(), RootError> {
-        if !self.wants(&id)
-            || !self
-                .publisher
-                .lean_on(below(kind, &bytes).unwrap_or_default())
-        {
+        let below = below(kind, &bytes).unwrap_or_default();
+        if !self.wants(&id) || !self.publisher.lean_on(below).await? {
             return Ok(());
         }
         let length = bytes.len() as u64;

@@ -103,6 +103,9 @@ pub const NAME: PackName = PackName {
     random: 0xfeed_beef,
 };
 
+/// The key of the checksums of tables.
+pub const TABLE_KEY: [u8; 32] = [7; 32];
+
 /// The name of the golden key slots.
 pub const SLOT: SlotName = SlotName(42);
 

@@ -18,7 +18,7 @@ async fn a_frame_whose_fetch_is_abandoned_is_asked_for_again() {
     let id = stored.expect("stores");
     world.commit(&ingest).await;
     let content_store = world.loaded().await;
-    let begun = content_store.shared().reader.begin_in_vain(&id);
+    let begun = content_store.shared().reader.begin_in_vain(&id).await;
     let reading = tokio::spawn({
         let content_store = content_store.clone();
         async move { content_store.read_blob(Kind::Chunk, id).await }

@@ -238,6 +238,11 @@ async fn a_pack_that_is_open_at_the_line_stays_own() {
     ingest.committed(finished);
 }
 
+async fn not_live(content_store: &ContentStore, packs: &HashSet<PackName>) -> usize {
+    let found = content_store.not_live(packs).await;
+    found.expect("the index answers").len()
+}
+
 #[tokio::test]
 async fn condemned_packs_are_read_and_not_referred_to() {
     let mut world = World::new(44, true);
@@ -248,26 +253,26 @@ async fn condemned_packs_are_read_and_not_referred_to() {
     let finished = ingest.finish(&world.index).await.expect("finishes");
     let condemned: HashSet<PackName> = finished.packs.iter().copied().collect();
     world.index.clone_from(&finished.index);
-    assert_eq!(content_store.not_live(&condemned).len(), condemned.len());
+    assert_eq!(not_live(&content_store, &condemned).await, condemned.len());
     ingest.committed(finished);
-    assert!(content_store.not_live(&condemned).is_empty());
+    assert_eq!(not_live(&content_store, &condemned).await, 0);
     let content_store = world.content_store();
     content_store
         .load_index(&world.index, &condemned)
         .await
         .expect("loads");
-    assert_eq!(content_store.not_live(&condemned).len(), condemned.len());
+    assert_eq!(not_live(&content_store, &condemned).await, condemned.len());
     // An older root that is loaded late makes no condemned pack live again.
     content_store
         .load_index(&world.index, &HashSet::new())
         .await
         .expect("loads");
-    assert_eq!(content_store.not_live(&condemned).len(), condemned.len());
+    assert_eq!(not_live(&content_store, &condemned).await, condemned.len());
     for index in [&[][..], &world.index] {
         let older = content_store.load_index(index, &HashSet::new()).await;
         older.expect("loads");
     }
-    assert_eq!(content_store.not_live(&condemned).len(), condemned.len());
+    assert_eq!(not_live(&content_store, &condemned).await, condemned.len());
     assert!(read_file(&content_store, &stored).await.expect("reads") == file);
     let ingest = world.ingest(&content_store);
     let refused = ingest.adopt(pieces(&stored)[0].target).await;
@@ -310,7 +315,7 @@ async fn quarantined_chunks_are_stored_again() {
     let Some(Target::Chunk(id)) = stored.extents[0].target else {
         panic!("a page alone needs no segment");
     };
-    let places = content_store.places(&id);
+    let places = content_store.places(&id).await.expect("answers");
     assert_eq!(places.len(), 1);
     content_store.set_quarantine(places.into_iter().collect());
     let before = world.bucket.count("data/");
@@ -321,8 +326,12 @@ async fn quarantined_chunks_are_stored_again() {
         // Only once: the new copy is undamaged, and is found from then on.
         assert_eq!(world.bucket.count("data/"), before + 1);
     }
-    assert_eq!(content_store.places(&id).len(), 2);
-    let whole = content_store.places(&id).into_iter();
+    assert_eq!(content_store.places(&id).await.expect("answers").len(), 2);
+    let whole = content_store
+        .places(&id)
+        .await
+        .expect("answers")
+        .into_iter();
     let whole = whole.map(|place| PackLocation {
         frame: None,
         ..place

@@ -8,6 +8,7 @@ mod delivered;
 mod faults;
 mod finishes;
 mod spooled;
+mod tables;
 mod verify;
 
 use std::collections::HashSet;

@@ -128,7 +128,7 @@ async fn a_lost_index_is_written_anew_from_footers() {
         pack: packs[0].name(),
         frame: Some(0),
     };
-    assert_eq!(again.places_of(&blob.prefix), [place]);
+    assert_eq!(again.places_in_memory(&blob.prefix), [place]);
 }
 
 /// An index states places. Only the bytes at a place decide which blob lies there.

@@ -1,0 +1,228 @@
+//! Look-ups in all tables, and tables made anew that a look-up finds damaged.
+//!
+//! Owns what is asked of the index. No answer comes from a damaged table: the table is made anew
+//! from the bucket, and the look-up begins again. That needs the store, so look-ups are
+//! asynchronous, except those that may do without an answer and those of packs in memory.
+
+use std::sync::Arc;
+
+use super::loaded::{Candidate, DamagedTable, Loaded, Location, name_of};
+use super::{Catalog, CatalogTables, PackLocation};
+use crate::error::ContentError;
+use crate::id::{Id, Prefix};
+use crate::index::{self, TableError};
+use crate::pack::PackName;
+
+impl Catalog {
+    /// Returns a pack that new data may refer to for this blob: it is live, and this copy is not
+    /// known to be damaged. Tables that are damaged and could not be made anew are not asked, so
+    /// that the blob is stored again.
+    ///
+    /// # Errors
+    /// [`DamagedTable`]: only [`Catalog::find_live`] knows the answer.
+    pub(crate) fn find_live_now(&self, id: &Id) -> Result<Option<PackName>, DamagedTable> {
+        let state = self.state();
+        let sound = state.tables.iter().filter(|loaded| !loaded.is_given_up());
+        self.live_in(&state, sound, &id.prefix())
+    }
+
+    /// Returns a pack that new data may refer to for this blob: it is live, and this copy is not
+    /// known to be damaged.
+    ///
+    /// # Errors
+    /// If a table is damaged and cannot be made anew, those of fetching its index object.
+    pub(crate) async fn find_live(&self, id: &Id) -> Result<Option<PackName>, ContentError> {
+        let prefix = id.prefix();
+        self.answer(|state| self.live_in(state, state.tables.iter(), &prefix))
+            .await
+    }
+
+    fn live_in<'a>(
+        &self,
+        state: &CatalogTables,
+        mut tables: impl Iterator<Item = &'a Arc<Loaded>>,
+        prefix: &Prefix,
+    ) -> Result<Option<PackName>, DamagedTable> {
+        let find = |loaded: &Arc<Loaded>| {
+            loaded.ask(|table| {
+                for found in table.find(prefix)? {
+                    let name = name_of(table, found)?;
+                    let is_good =
+                        !state.condemned.contains(&name) && !self.is_damaged(name, found.frame);
+                    if is_good {
+                        return Ok(Some(name));
+                    }
+                }
+                Ok(None)
+            })
+        };
+        tables
+            .find_map(|loaded| find(loaded).transpose())
+            .transpose()
+    }
+
+    /// Returns true if a loaded index object lists this pack and it is not condemned.
+    ///
+    /// # Errors
+    /// Those of [`Catalog::find_live`].
+    pub(crate) async fn is_live(&self, pack: &PackName) -> Result<bool, ContentError> {
+        self.answer(|state| Ok(!state.condemned.contains(pack) && state.holds(pack)?))
+            .await
+    }
+
+    /// Returns true if a loaded index object lists this pack, condemned or not.
+    ///
+    /// # Errors
+    /// Those of [`Catalog::find_live`].
+    pub(crate) async fn is_listed(&self, pack: &PackName) -> Result<bool, ContentError> {
+        self.answer(|state| state.holds(pack)).await
+    }
+
+    /// Returns all copies of a blob, the best first. Copies in condemned packs, which may be
+    /// deleted at any time, and in damaged frames come last.
+    ///
+    /// # Errors
+    /// Those of [`Catalog::find_live`].
+    pub(crate) async fn locate(&self, id: &Id) -> Result<Vec<Candidate>, ContentError> {
+        let prefix = id.prefix();
+        let look = |state: &CatalogTables| {
+            let mut found = state.copies(&prefix, |loaded, place| {
+                let candidate = loaded.candidate(place)?;
+                let Location { pack, frame, .. } = candidate.location;
+                let is_poor = state.condemned.contains(&pack) || self.is_damaged(pack, frame);
+                Ok((is_poor, candidate))
+            })?;
+            found.sort_by_key(|(is_poor, _)| *is_poor);
+            Ok(found.into_iter().map(|(_, candidate)| candidate).collect())
+        };
+        self.answer(look).await
+    }
+
+    /// Returns all copies of a blob, those in condemned packs and damaged frames included.
+    ///
+    /// # Errors
+    /// Those of [`Catalog::find_live`].
+    pub(crate) async fn places(&self, prefix: &Prefix) -> Result<Vec<PackLocation>, ContentError> {
+        self.answer(|state| state.copies(prefix, place)).await
+    }
+
+    /// As [`Catalog::places`], of tables that are in memory.
+    pub(crate) fn places_in_memory(&self, prefix: &Prefix) -> Vec<PackLocation> {
+        // A table in memory that this process has made is never damaged.
+        let state = self.state();
+        let tables = state.tables.iter().filter(|loaded| loaded.is_in_memory());
+        let copies = copies_in(tables, prefix, place);
+        copies.unwrap_or_default()
+    }
+
+    /// Returns all copies of a blob as (pack, frame, slot in the frame).
+    ///
+    /// # Errors
+    /// Those of [`Catalog::find_live`].
+    pub(crate) async fn slots(
+        &self,
+        prefix: &Prefix,
+    ) -> Result<Vec<(PackName, u16, u16)>, ContentError> {
+        let slot = |loaded: &Arc<Loaded>, found: index::Location| {
+            Ok((name_of(&loaded.table, found)?, found.frame, found.slot))
+        };
+        self.answer(|state| state.copies(prefix, slot)).await
+    }
+
+    /// Returns what `look` finds. If it finds a damaged table, has that made anew, and looks again.
+    async fn answer<T>(
+        &self,
+        look: impl Fn(&CatalogTables) -> Result<T, DamagedTable>,
+    ) -> Result<T, ContentError> {
+        loop {
+            match look(&self.state()) {
+                Ok(found) => return Ok(found),
+                Err(damaged) => self.mend(damaged).await?,
+            }
+        }
+    }
+
+    /// Makes a damaged table anew from the bucket, unless another caller has done that. A table that
+    /// was made anew before stays in memory, so that a disk that spoils all files does not keep a
+    /// look-up from ending.
+    ///
+    /// Takes memory outside of the budget for fetches, of which the caller may hold a part already.
+    /// One table is made at a time.
+    async fn mend(&self, damaged: DamagedTable) -> Result<(), ContentError> {
+        let _turn = self.loading.lock().await;
+        let loaded = &damaged.loaded;
+        if !(self.state().tables.iter()).any(|other| Arc::ptr_eq(other, loaded)) {
+            return Ok(());
+        }
+        if loaded.is_in_memory() {
+            return Err(ContentError::Internal(
+                "a table in memory contradicts itself",
+            ));
+        }
+        if let Some(error) = damaged.failed_meanwhile() {
+            return Err(error);
+        }
+        let reference = loaded.reference();
+        tracing::warn!(index = %reference.name, "made again: {}", damaged.error);
+        let fresh = match self.make_anew(reference).await {
+            Ok(fresh) => fresh,
+            Err(error) => {
+                let error = error.of_index();
+                tracing::warn!(index = %reference.name, "not made again: {error}");
+                loaded.note_failure(&error);
+                return Err(error);
+            }
+        };
+        let mut state = self.state.write();
+        let replaced = |other: &Arc<Loaded>| match Arc::ptr_eq(other, loaded) {
+            true => Arc::clone(&fresh),
+            false => Arc::clone(other),
+        };
+        *state = Arc::new(CatalogTables {
+            tables: state.tables.iter().map(replaced).collect(),
+            condemned: state.condemned.clone(),
+        });
+        Ok(())
+    }
+}
+
+impl CatalogTables {
+    fn holds(&self, pack: &PackName) -> Result<bool, DamagedTable> {
+        for loaded in &self.tables {
+            if loaded.ask(|table| table.number_of(pack))?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Returns what `take` makes of each copy of a blob.
+    fn copies<T>(
+        &self,
+        prefix: &Prefix,
+        take: impl FnMut(&Arc<Loaded>, index::Location) -> Result<T, TableError>,
+    ) -> Result<Vec<T>, DamagedTable> {
+        copies_in(self.tables.iter(), prefix, take)
+    }
+}
+
+fn copies_in<'a, T>(
+    tables: impl Iterator<Item = &'a Arc<Loaded>>,
+    prefix: &Prefix,
+    mut take: impl FnMut(&Arc<Loaded>, index::Location) -> Result<T, TableError>,
+) -> Result<Vec<T>, DamagedTable> {
+    let mut copies = Vec::new();
+    for loaded in tables {
+        for found in loaded.ask(|table| table.find(prefix))? {
+            copies.push(loaded.ask(|_| take(loaded, found))?);
+        }
+    }
+    Ok(copies)
+}
+
+fn place(loaded: &Arc<Loaded>, found: index::Location) -> Result<PackLocation, TableError> {
+    Ok(PackLocation {
+        pack: name_of(&loaded.table, found)?,
+        frame: Some(found.frame),
+    })
+}

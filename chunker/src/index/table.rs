@@ -7,7 +7,7 @@
 //! - Fences, names of packs and filters stay in memory once they are read, as copies. They take
 //!   about 10 bits for each entry, and a look-up reads none of them again. So a look-up of new data
 //!   reads nothing from the disk, however many tables there are.
-//! - A block of entries is read and verified by each look-up that needs it: about 3 µs, one time in
+//! - A block of entries is read and verified by each look-up that needs it: about 4 µs, one time in
 //!   256 for an absent prefix.
 //! - The blocks of packs and frames that were read last are kept, since readers ask for blobs of one
 //!   pack in a row.

@@ -1,6 +1,7 @@
 //! Limits of the process that a command raises before it works.
 
-/// Raises the soft limit on open files as far as this process may. Not for commands that run other
+/// Raises the soft limit on open files as far as this process may: each index object has a file of
+/// its own in the cache. Not for commands that run other
 /// programs: some cannot bear descriptors above 1023.
 pub fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -160,6 +160,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
     if cli.command.has_log() {
         Log::start_for_command(global.verbose, global.quiet);
     }
+    // The tools that these two run would inherit the limit.
+    if !matches!(cli.command, Command::Run(_) | Command::Put(_)) {
+        limits::raise_descriptor_limit();
+    }
     let result = match cli.command {
         Command::Init(command) => init::run(command, &global, &output),
         Command::Mount(command) => mount::run(command, &global, &output),

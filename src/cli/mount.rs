@@ -15,7 +15,6 @@ use tokio::task::JoinSet;
 
 use crate::cli::access::{self, Access};
 use crate::cli::init;
-use crate::cli::limits::raise_descriptor_limit;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
 use crate::cli::runtime::SHUTDOWN_PATIENCE;
@@ -82,7 +81,6 @@ pub fn run(command: MountCommand, global: &Global, output: &Output) -> Result<()
         return start_daemon(&command, global, output);
     }
     let log = Log::start(global.verbose, global.quiet);
-    raise_descriptor_limit();
     settings.state_dir = places::state_dir();
     settings.accept_loss |= command.accept_loss;
     settings.outcome = outcome_place(&command.mountpoint);

@@ -9,7 +9,6 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::cli::access::{Access, open_with, split_path};
-use crate::cli::limits::raise_descriptor_limit;
 use crate::cli::named::snapshot;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes, complain, name_text};
@@ -68,7 +67,6 @@ pub struct Restore {
 /// The [`Failure`] of the repository, the snapshot or the target. Exit code 13 if anything was
 /// damaged, 3 if anything else could not be restored: what was restored stays.
 pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Failure> {
-    raise_descriptor_limit();
     block_on(async {
         let started = Instant::now();
         let (url, global) = target(&command.url, global)?;

@@ -68,7 +68,9 @@ impl Holdings {
     /// Returns whether a live pack holds a blob. `None` if only a join can tell.
     pub fn holds(&self, id: &Id) -> Option<bool> {
         match self {
-            Self::Loaded(content_store) => Some(!content_store.places_in_memory(&id.prefix()).is_empty()),
+            Self::Loaded(content_store) => {
+                Some(!content_store.places_in_memory(&id.prefix()).is_empty())
+            }
             Self::Spilled(..) => None,
         }
     }

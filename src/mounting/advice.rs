@@ -68,6 +68,9 @@ mod tests {
         assert_eq!(told(VolumeError::Commit("x".into())), (1, String::new()));
         let full = refusal(&VolumeError::Commit("x".into()), "/backup", Some("full"));
         let hint = full["hint"].as_str().unwrap();
-        assert!(hint.contains("room") && hint.contains("bkfs status /backup"), "{hint}");
+        assert!(
+            hint.contains("room") && hint.contains("bkfs status /backup"),
+            "{hint}"
+        );
     }
 }

@@ -77,11 +77,7 @@ impl Slots {
                 judged => judged?,
             }
         }
-        let is_other = |facts: &&SlotFacts| facts.is_in_force && !slots.contains(&facts.name);
-        let own = self.found.iter().find(is_other);
-        let own = own.ok_or_else(|| SlotsError::Own {
-            slot: slots.first().copied().unwrap_or(SlotName(0)),
-        })?;
+        let own = self.own_other_than(slots)?;
         self.require_unrotated().await?;
         let kept = self.keep(&given_up).await?;
         let making = self.making_like(own, clock);
@@ -128,6 +124,18 @@ impl Slots {
             put_back,
             lost,
             source: Box::new(first_of(failed, stands)),
+        })
+    }
+
+    /// Returns a slot in force that the password opens and that is none of `slots`.
+    ///
+    /// # Errors
+    /// [`SlotsError::Own`].
+    fn own_other_than(&self, slots: &[SlotName]) -> Result<&SlotFacts, SlotsError> {
+        let is_other = |facts: &&SlotFacts| facts.is_in_force && !slots.contains(&facts.name);
+        let own = self.found.iter().find(is_other);
+        own.ok_or_else(|| SlotsError::Own {
+            slot: slots.first().copied().unwrap_or(SlotName(0)),
         })
     }
 

@@ -45,11 +45,22 @@ fn the_room_of_dropped_puts_comes_back() {
         let spool = create(&disk, 1).await;
         let body = [noise(1, 9_000)];
         for number in 0..10 {
-            let key = format!("data/00/{number:x}");
-            assert!(put_and_leave(&spool, &key, 1).await.is_none());
-            assert!(put_and_leave(&spool, &key, 1).await.is_none());
+            let (first, second) = (
+                format!("data/00/{number:x}a"),
+                format!("data/00/{number:x}b"),
+            );
+            let mut puts = [
+                Box::pin(spool.put(&first, &body)),
+                Box::pin(spool.put(&second, &body)),
+            ];
+            for put in &mut puts {
+                let look = std::future::poll_fn(|context| Poll::Ready(put.as_mut().poll(context)));
+                assert!(look.await.is_pending());
+            }
+            drop(puts);
             // Nothing but this waiter knows of them.
-            spool.room(9_000).await;
+            let room = tokio::time::timeout(Duration::from_secs(60), spool.room(9_000));
+            room.await.expect("it comes back");
         }
         let first = spool.put("data/00/e", &body).await.expect("fits");
         let second = spool.put("data/00/f", &body).await.expect("fits");

@@ -180,7 +180,7 @@ mod tests {
         let entry = |time: &str, new_bytes| SnapshotEntry {
             time: time.parse().unwrap(),
             new_bytes,
-            ..plain()
+            ..SnapshotEntry::plain("main", "a")
         };
         let (new, old) = (
             entry("2026-11-20T00:00:00Z", 97 * (16 << 20)),
@@ -191,25 +191,5 @@ mod tests {
         // 97 packs of 16 MiB, and three requests for the commit.
         assert_eq!(bill.requests, 1.0);
         assert_eq!(bill.total(), 1.5);
-    }
-
-    fn plain() -> SnapshotEntry {
-        SnapshotEntry {
-            name: "a".into(),
-            number: 1,
-            volume: "main".into(),
-            tree: None,
-            commit: bkfs_chunker::id::Id([0; 32]),
-            time: Timestamp::UNIX_EPOCH,
-            host: String::new(),
-            user: String::new(),
-            tags: Vec::new(),
-            files: 0,
-            bytes: 0,
-            new_bytes: 0,
-            generation: 1,
-            recovered: false,
-            rebuilt: false,
-        }
     }
 }

@@ -71,8 +71,8 @@ pub struct Check {
     /// quarantine, so that the next write of the same data stores it again
     #[arg(long)]
     repair: bool,
-    /// Restore what is damaged or missing from this repository (or a mount of it), as far as it has it; with
-    /// --read-data, damaged file contents too
+    /// Restore what is damaged or missing from this repository (or a mount of it), as far as it has
+    /// it; with --read-data, damaged file contents too
     #[arg(long, value_name = "URL", requires = "repair")]
     from: Option<String>,
     /// Give up for good the forgotten snapshots that need unreadable data, if nothing kept needs

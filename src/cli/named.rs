@@ -96,32 +96,12 @@ pub fn elsewhere(list: &SnapshotList, volume: &str, name: Option<&str>) -> Optio
 mod tests {
     use std::sync::Arc;
 
-    use bkfs_chunker::id::Id;
-
     use super::*;
 
-    fn entry(volume: &str, name: &str) -> SnapshotEntry {
-        SnapshotEntry {
-            name: name.to_owned(),
-            number: 1,
-            volume: volume.to_owned(),
-            tree: None,
-            commit: Id([0; 32]),
-            time: jiff::Timestamp::UNIX_EPOCH,
-            host: String::new(),
-            user: String::new(),
-            tags: Vec::new(),
-            files: 0,
-            bytes: 0,
-            new_bytes: 0,
-            generation: 1,
-            recovered: false,
-            rebuilt: false,
-        }
-    }
-
     fn list(entries: &[(&str, &str)]) -> SnapshotList {
-        let entries = entries.iter().map(|(volume, name)| entry(volume, name));
+        let entries = entries
+            .iter()
+            .map(|(volume, name)| SnapshotEntry::plain(volume, name));
         SnapshotList::new(vec![Arc::new(entries.collect())])
     }
 

@@ -43,8 +43,9 @@ pub struct Run {
 /// failed, returns its exit code; 126 or 127 if it cannot be run.
 ///
 /// # Errors
-/// Exit code 125 if the mount takes no writes, if the name is taken or not valid, if the tool cannot be watched, or if the tool
-/// succeeded and its snapshot was not made or something was lost meanwhile.
+/// Exit code 125 if the mount takes no writes, if the name is taken or not valid, if the tool cannot
+/// be watched, or if the tool succeeded and its snapshot was not made or something was lost
+/// meanwhile.
 pub fn run(command: Run, _: &Global, output: &Output) -> Result<i32, Failure> {
     let ours = |failure: Failure| failure.code(Code::RunFailed);
     let mount = MountClient::find(&command.mountpoint).map_err(ours)?;

@@ -382,6 +382,30 @@ pub fn new_entry(
     })
 }
 
+#[cfg(test)]
+impl SnapshotEntry {
+    /// Returns an entry of a volume, with nothing in it, for tests.
+    pub(crate) fn plain(volume: &str, name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            number: 1,
+            volume: volume.to_owned(),
+            tree: None,
+            commit: Id([0; 32]),
+            time: Timestamp::UNIX_EPOCH,
+            host: String::new(),
+            user: String::new(),
+            tags: Vec::new(),
+            files: 0,
+            bytes: 0,
+            new_bytes: 0,
+            generation: 1,
+            recovered: false,
+            rebuilt: false,
+        }
+    }
+}
+
 /// Returns the UTC time to the second, with a counter behind it if that name is taken.
 pub(crate) fn default_name(time: Timestamp, taken: impl Fn(&str) -> bool) -> String {
     let seconds = Timestamp::new(time.as_second(), 0)

@@ -8,6 +8,7 @@ mod archive;
 mod asked;
 mod commands;
 mod forge;
+mod forged;
 mod forgeries;
 #[path = "../reference/password.rs"]
 mod password;
@@ -20,8 +21,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use commands::{ARGUMENTS, BETWEEN, Ran, bkfs, obeyed, said, start, wait};
-use forge::{Forger, HONEST};
-use forgeries::{CLEAN, FORGERIES, Forgery, HOSTILE, Walked, honest};
+use forge::HONEST;
+use forgeries::{CLEAN, FORGERIES, Forgery, HOSTILE, Walked};
 use tempfile::TempDir;
 
 /// Runs the program, for the other tests: they start this test as a process of its own.
@@ -47,12 +48,7 @@ impl Trial {
         let forgery = FORGERIES.iter().find(|forgery| forgery.name == name);
         let forgery = forgery.expect("there is one");
         let home = TempDir::new().expect("a directory");
-        let forger = Forger::begin(&home.path().join("repository"));
-        forger.snapshot(CLEAN, honest(&forger));
-        let tree = (forgery.tree)(&forger);
-        forger.snapshot(HOSTILE, tree);
-        (forgery.after)(&forger);
-        forger.end();
+        forgery.forge(home.path()).end();
         std::fs::create_dir(home.path().join("outer")).expect("a directory");
         std::fs::write(home.path().join("outer/untouched"), "untouched").expect("a file");
         Trial {

@@ -9,19 +9,15 @@ use bkfs::maintain::workspace::directory::WorkDirectory;
 use bkfs_store::entropy::SystemEntropy;
 use tempfile::TempDir;
 
-use crate::forge::{Forger, runtime};
-use crate::forgeries::{CLEAN, FORGERIES, HOSTILE, honest};
+use crate::forge::runtime;
+use crate::forgeries::FORGERIES;
 
 #[test]
 fn forgeries_are_found_alike_in_memory_and_on_disk() {
     let (mut dangling, mut contradicted) = (0, 0);
     for forgery in FORGERIES {
         let home = TempDir::new().expect("a directory");
-        let forger = Forger::begin(&home.path().join("repository"));
-        forger.snapshot(CLEAN, honest(&forger));
-        let tree = (forgery.tree)(&forger);
-        forger.snapshot(HOSTILE, tree);
-        (forgery.after)(&forger);
+        let forger = forgery.forge(home.path());
         let work = home.path().join("work");
         let medium = WorkDirectory::new(work, Arc::new(SystemEntropy));
         let on_disk = CheckOptions {

@@ -175,7 +175,21 @@ async fn a_snapshot_says_what_it_is() {
             "{name:?}"
         );
     }
-    // The same is said beforehand.
+    let named: Vec<_> = [
+        place.snapshot(None, 5, 6000).await,
+        place.snapshot(None, 6, 6000).await,
+    ]
+    .into_iter()
+    .map(|made| made.expect("new").name)
+    .collect();
+    assert_eq!(named, ["1970-01-01T01:40:00Z", "1970-01-01T01:40:00Z-2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_a_snapshot_would_refuse_is_refused_beforehand() {
+    let place = place(memory().await).await;
+    place.committer.commit(tree(1)).await.expect("alone");
+    place.snapshot(Some("day1"), 2, 5000).await.expect("new");
     let kept = place.kept().await;
     let check = |name, tags: &[&str]| {
         let tags: Vec<String> = tags.iter().map(|tag| (*tag).to_owned()).collect();
@@ -192,14 +206,6 @@ async fn a_snapshot_says_what_it_is() {
             Err(RootError::BadName { .. })
         ));
     }
-    let named: Vec<_> = [
-        place.snapshot(None, 5, 6000).await,
-        place.snapshot(None, 6, 6000).await,
-    ]
-    .into_iter()
-    .map(|made| made.expect("new").name)
-    .collect();
-    assert_eq!(named, ["1970-01-01T01:40:00Z", "1970-01-01T01:40:00Z-2"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output};
 use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
-use crate::cli::target::target;
+use crate::cli::target::target_to_change;
 use crate::retain::{Policy, Reason, Span, plan};
 use crate::root::error::RootError;
 use crate::root::forget::ListChanger;
@@ -102,7 +102,7 @@ pub fn run(command: Forget, global: &Global, output: &Output) -> Result<(), Fail
         ));
     }
     block_on(async {
-        let (url, global) = target(&command.url, global)?;
+        let (url, global) = target_to_change(&command.url, global)?;
         let repository = open(&url, &global).await?;
         let volume = &global.volume;
         if let Some(name) = &command.undo {

@@ -163,7 +163,12 @@ fn bring_up(
     runtime: &Runtime,
 ) -> Result<Mounted, Failure> {
     make_way(&command.mountpoint, output)?;
-    let (url, global) = &target_of_mount(&command.url, global)?;
+    let volume_is_given = global.volume_is_given || settings.volume.is_some();
+    let asked = Global {
+        volume_is_given,
+        ..global.clone()
+    };
+    let (url, global) = &target_of_mount(&command.url, &asked)?;
     let access = Access::of_mount(url, global, &settings)?;
     let absent =
         |error: std::io::Error| Failure::new(format!("{}: {error}", command.mountpoint.display()));

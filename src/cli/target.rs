@@ -18,29 +18,58 @@ use crate::places;
 /// # Errors
 /// Exit code 1 if the mount table cannot be read, 2 if the configuration is malformed.
 pub fn target(text: &str, global: &Global) -> Result<(String, Global), Failure> {
-    let mut global = global.clone();
+    match mount_of(text)? {
+        None => Ok((text.to_owned(), global.clone())),
+        Some(mount) => Ok(of_mount(&mount, Told::by(text).unwrap_or_default(), global)),
+    }
+}
+
+/// The same for a command that changes the volume. A mount that does not answer does not say which
+/// one that is.
+///
+/// # Errors
+/// Those of [`target`]; exit code 1 if the mount does not say its volume and none is given.
+pub fn target_to_change(text: &str, global: &Global) -> Result<(String, Global), Failure> {
     let Some(mount) = mount_of(text)? else {
-        return Ok((text.to_owned(), global));
+        return Ok((text.to_owned(), global.clone()));
     };
-    let told = Told::by(text);
+    let hint = "Give the volume: --volume NAME. bkfs snapshots lists those of one volume, and names \
+                the others.";
+    let told = match Told::by(text) {
+        Ok(told) if told.volume.is_some() || global.volume_is_given => told,
+        Ok(_) => {
+            let why = format!("the mount {text} does not say its volume");
+            return Err(Failure::new(why).hint(hint));
+        }
+        Err(_) if global.volume_is_given => Told::default(),
+        Err(failure) => {
+            let why = "the mount does not answer, so its volume is not known";
+            return Err(failure.context(why).hint(hint));
+        }
+    };
+    Ok(of_mount(&mount, told, global))
+}
+
+/// The same for a new mount, for the path of a mount point alone and not for directories in it: a
+/// new mount may be of a repository that lies in another mount.
+///
+/// # Errors
+/// Those of [`target_to_change`].
+pub fn target_of_mount(text: &str, global: &Global) -> Result<(String, Global), Failure> {
+    match mount_of(text)?.filter(|mount| is_at(mount, Path::new(text))) {
+        Some(_) => target_to_change(text, global),
+        None => Ok((text.to_owned(), global.clone())),
+    }
+}
+
+fn of_mount(mount: &MountInfo, told: Told, global: &Global) -> (String, Global) {
+    let mut global = global.clone();
     global.endpoint = global.endpoint.or(told.endpoint);
     global.region = global.region.or(told.region);
     if let Some(volume) = told.volume.filter(|_| !global.volume_is_given) {
         global.volume = volume;
     }
-    Ok((source_of(&mount), global))
-}
-
-/// The same for the path of a mount point alone, not for directories in it: a new mount may be of a
-/// repository that lies in another mount.
-///
-/// # Errors
-/// Those of [`target`].
-pub fn target_of_mount(text: &str, global: &Global) -> Result<(String, Global), Failure> {
-    match mount_of(text)?.filter(|mount| is_at(mount, Path::new(text))) {
-        Some(_) => target(text, global),
-        None => Ok((text.to_owned(), global.clone())),
-    }
+    (source_of(mount), global)
 }
 
 /// Refuses a mount point where a new repository is to be made.
@@ -57,7 +86,7 @@ pub fn refuse_mount(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// What a mount says of its repository. A mount that does not answer says nothing.
+/// What a mount says of its repository.
 #[derive(Default)]
 struct Told {
     endpoint: Option<String>,
@@ -66,17 +95,18 @@ struct Told {
 }
 
 impl Told {
-    fn by(mount: &str) -> Told {
-        let status = MountClient::find(Path::new(mount)).and_then(|mount| mount.status());
-        let Ok(status) = status else {
-            return Told::default();
-        };
+    /// Asks a mount.
+    ///
+    /// # Errors
+    /// Exit code 1 if it does not answer.
+    fn by(mount: &str) -> Result<Told, Failure> {
+        let status = MountClient::find(Path::new(mount))?.status()?;
         let told = |name: &str| status[name].as_str().map(str::to_owned);
-        Told {
+        Ok(Told {
             endpoint: told("endpoint"),
             region: told("region"),
             volume: told("volume"),
-        }
+        })
     }
 }
 

@@ -126,6 +126,14 @@ mounts_stand_for_urls() {
   wait_for 10 sh -c "! ls '$MNT/names'"
   exits 0 bkfs snapshots "$MNT" --volume db
   says '^one ' '^two '
+  # It does not say of which volume: what would change one is refused.
+  exits 1 bkfs forget "$MNT" --keep-last 1
+  says 'its volume is not known' 'give the volume: --volume NAME'
+  exits 0 bkfs forget "$MNT" --keep-last 9 --dry-run --volume db
+  exits 1 bkfs mount "$MNT" "$SUITE_TMP/view"
+  says 'its volume is not known'
+  exits 0 bkfs mount "$MNT" "$SUITE_TMP/view" -o "ro,volume=db,cache_dir=$MACHINE/bkfs-cache"
+  exits 0 bkfs umount "$SUITE_TMP/view"
   umount -i -l "$MNT"
 }
 

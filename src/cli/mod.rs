@@ -160,9 +160,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
     if cli.command.has_log() {
         Log::start_for_command(global.verbose, global.quiet);
     }
-    // The tools that these two run would inherit the limit.
+    // `run` opens no repository, and `put` starts its tool with the limit of before.
     if !matches!(cli.command, Command::Run(_) | Command::Put(_)) {
-        limits::raise_descriptor_limit();
+        limits::OpenFiles::raise();
     }
     let result = match cli.command {
         Command::Init(command) => init::run(command, &global, &output),

@@ -14,6 +14,7 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::access::open;
+use crate::cli::limits::OpenFiles;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes, name_text};
 use crate::cli::progress::{Bar, Position};
@@ -96,6 +97,7 @@ struct Input {
 pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure> {
     let place = VolumePath::parse(command.path.as_bytes())
         .map_err(|error| Failure::usage(error.to_string()))?;
+    let limit = OpenFiles::raise();
     let umask = umask();
     block_on(async {
         let started = Instant::now();
@@ -116,7 +118,7 @@ pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure
         })
         .await
         .map_err(held)?;
-        let put = put(&command, &place, &alone, umask, output).await;
+        let put = put(&command, &place, &alone, umask, &limit, output).await;
         let put = match put {
             // The reason why nothing can be committed any more says more than the error that
             // follows from it.
@@ -178,11 +180,12 @@ async fn put(
     place: &VolumePath,
     alone: &Alone,
     umask: u32,
+    limit: &OpenFiles,
     output: &Output,
 ) -> Result<(CommitOutcome, u64), Failure> {
     let volume = alone.volume();
     place.check(volume).await.map_err(failure)?;
-    let mut input = Input::begin(command)?;
+    let mut input = Input::begin(command, limit)?;
     let new = new_file(place, &input.facts, umask);
     let received = input.receive(&new, alone, output).await?;
     let length = received.bytes;
@@ -208,7 +211,7 @@ async fn put(
 }
 
 impl Input {
-    fn begin(command: &Put) -> Result<Input, Failure> {
+    fn begin(command: &Put, limit: &OpenFiles) -> Result<Input, Failure> {
         let mut child = None;
         let source = if let Some(path) = &command.file {
             Source::open(path)
@@ -225,7 +228,8 @@ impl Input {
                 .map_err(|error| failed(error.into()))?;
             let mut running = Command::new(program);
             running.args(&command.command[1..]).stdout(write);
-            child = Some(running.spawn().map_err(not_started)?);
+            let started = limit.without(|| running.spawn());
+            child = Some(started.map_err(not_started)?);
             Source::of(read)
         } else {
             if std::io::stdin().is_terminal() {

@@ -375,8 +375,10 @@ impl Writer {
             Ok(Err(error)) => tracing::warn!("the spool does not take the last journals: {error}"),
             Err(_) => tracing::warn!("the spool did not take the last journals in time"),
         }
-        if let Some(spool) = &self.tasks.spool {
-            spool.end().await;
+        if let Some(spool) = &self.tasks.spool
+            && tokio::time::timeout(KEEPING, spool.end()).await.is_err()
+        {
+            tracing::warn!("the disk of the spool does not answer");
         }
     }
 

@@ -4,7 +4,6 @@
 //! leave. Does not own room, numbers, or which files the spool has.
 
 use std::fmt::{Debug, Formatter};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,10 +12,8 @@ use bkfs_store::disk::Disk;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 
+use super::error::SpoolError;
 use super::file;
-
-/// The file or directory at which a step failed, and the answer of the disk.
-pub(super) type DraftError = (PathBuf, io::Error);
 
 /// A file that is being written. The disk may still work on it when nothing waits for it any more:
 /// see [`Draft::remove`].
@@ -26,7 +23,7 @@ pub(super) struct Draft {
     path: PathBuf,
     bytes: u64,
     /// The steps that are left. `None` once the disk has answered the last one.
-    steps: Option<BoxFuture<'static, Result<(), DraftError>>>,
+    steps: Option<BoxFuture<'static, Result<(), SpoolError>>>,
 }
 
 impl Draft {
@@ -62,8 +59,8 @@ impl Draft {
     /// Cancel safety: the next call continues where this one was dropped.
     ///
     /// # Errors
-    /// What the disk answered. However much of the file may lie on the disk.
-    pub(super) async fn write(&mut self) -> Result<(), DraftError> {
+    /// `Disk`: what the disk answered. However much of the file may lie on the disk.
+    pub(super) async fn write(&mut self) -> Result<(), SpoolError> {
         let Some(steps) = &mut self.steps else {
             return Ok(());
         };
@@ -90,17 +87,14 @@ async fn write(
     path: PathBuf,
     directory: PathBuf,
     parts: Vec<Bytes>,
-) -> Result<(), DraftError> {
+) -> Result<(), SpoolError> {
     let written = disk.write_new(&unfinished, &parts).await;
+    written.map_err(|error| SpoolError::disk(&unfinished, error))?;
     drop(parts);
-    if let Err(error) = written {
-        return Err((unfinished, error));
-    }
-    if let Err(error) = disk.rename(&unfinished, &path).await {
-        return Err((path, error));
-    }
+    let renamed = disk.rename(&unfinished, &path).await;
+    renamed.map_err(|error| SpoolError::disk(&path, error))?;
     let named = disk.sync_directory(&directory).await;
-    named.map_err(|error| (directory, error))
+    named.map_err(|error| SpoolError::disk(&directory, error))
 }
 
 impl Debug for Draft {

@@ -16,6 +16,7 @@
 //! ```
 
 mod draft;
+mod error;
 pub mod file;
 mod left;
 mod replay;
@@ -36,6 +37,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use draft::Draft;
+pub use error::SpoolError;
 pub use left::{LeftObject, Leftover, Leftovers, UnreadableSpool, leftovers};
 pub use replay::ReplayProgress;
 
@@ -45,85 +47,12 @@ const LOCK: &str = "lock";
 /// Pause after which a full disk is tried again.
 const FULL_DISK_REST: Duration = Duration::from_secs(1);
 
+/// The least time between two messages about a full disk.
+const FULL_DISK_TOLD_AFTER: Duration = Duration::from_secs(60);
+
 /// How often a new directory is made again that another process took for a dead session's before it
 /// was locked.
 const CREATE_ATTEMPTS: u32 = 3;
-
-/// Reasons why a spool operation failed.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum SpoolError {
-    /// The spool holds as many bytes as it may. Uploads and commits free room.
-    #[error("the spool has reached its size of {limit_bytes} bytes")]
-    Full {
-        /// The bound, in bytes.
-        limit_bytes: u64,
-    },
-    /// The disk failed. The object being written is not in the spool; earlier ones are.
-    #[error("spool {path}: {source}")]
-    Disk {
-        /// The file or directory.
-        path: String,
-        /// The cause.
-        source: Arc<io::Error>,
-    },
-    /// A file's bytes differ from those that were written.
-    #[error("spool {path} is damaged")]
-    Damaged {
-        /// The file.
-        path: String,
-    },
-    /// Another process holds the directory.
-    #[error("spool {path} belongs to another process")]
-    Held {
-        /// The directory.
-        path: String,
-    },
-    /// No object has this key.
-    #[error("an object under {0:?} cannot be spooled")]
-    BadKey(String),
-}
-
-impl SpoolError {
-    fn disk(path: &Path, source: io::Error) -> Self {
-        Self::Disk {
-            path: path.display().to_string(),
-            source: Arc::new(source),
-        }
-    }
-
-    /// Whether the disk refused because the machine lacks something: the right to write to the
-    /// filesystem, open files, locks, memory or room. That says nothing of what a file holds.
-    pub fn is_of_machine(&self) -> bool {
-        let kinds = [
-            io::ErrorKind::ReadOnlyFilesystem,
-            io::ErrorKind::OutOfMemory,
-            io::ErrorKind::StorageFull,
-            io::ErrorKind::QuotaExceeded,
-        ];
-        let numbers = [libc::EMFILE, libc::ENFILE, libc::ENOLCK];
-        let Self::Disk { source, .. } = self else {
-            return false;
-        };
-        let number = source.raw_os_error();
-        kinds.contains(&source.kind()) || number.is_some_and(|number| numbers.contains(&number))
-    }
-
-    /// Whether there is no such file or directory.
-    fn is_absence(&self) -> bool {
-        matches!(self, Self::Disk { source, .. } if source.kind() == io::ErrorKind::NotFound)
-    }
-
-    /// Whether the spool or its disk may have room later.
-    pub fn is_full(&self) -> bool {
-        matches!(self, Self::Full { .. }) || self.is_full_disk()
-    }
-
-    /// Whether the disk may have room later.
-    fn is_full_disk(&self) -> bool {
-        let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
-        matches!(self, Self::Disk { source, .. } if kinds.contains(&source.kind()))
-    }
-}
 
 /// Usage of a spool, for people.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -147,6 +76,8 @@ pub struct Spool {
     state: Mutex<SpoolState>,
     changed: watch::Sender<()>,
     sweeping: tokio::sync::Mutex<()>,
+    /// Read while a file is written, or removed after its put was dropped. The end waits for these.
+    writing: tokio::sync::RwLock<()>,
 }
 
 #[derive(Debug)]
@@ -157,6 +88,8 @@ struct SpoolState {
     /// Bytes on disk, and bytes reserved for objects that are being written.
     used: u64,
     rest: Rest,
+    /// When the log last named a full disk.
+    told_full: Option<Instant>,
     /// Files that nothing counts on, because their [`Spool::put`] was dropped. They are removed once
     /// the disk has answered.
     dropped: Vec<Draft>,
@@ -209,10 +142,12 @@ impl Spool {
                 files: BTreeMap::new(),
                 used: 0,
                 rest: Rest::No,
+                told_full: None,
                 dropped: Vec::new(),
             }),
             changed: watch::Sender::new(()),
             sweeping: tokio::sync::Mutex::default(),
+            writing: tokio::sync::RwLock::default(),
         }))
     }
 
@@ -229,12 +164,12 @@ impl Spool {
     /// Stores an object. When this returns, the object survives a power loss.
     ///
     /// Cancel safety: dropped, it leaves what the disk goes on to write. The next call of
-    /// [`Spool::put`], [`Spool::sweep`] or [`Spool::end`] waits for the disk and removes that.
+    /// [`Spool::put`], [`Spool::room`] or [`Spool::end`] waits for the disk and removes that.
     ///
     /// # Errors
     /// `BadKey`; `Full`; `Disk` if the object could not be written or flushed. The object is then
     /// not in the spool, however much of it lies on the disk, and after any error but a full disk
-    /// the spool takes no more objects.
+    /// the spool takes no more objects. `Held` after [`Spool::end`].
     pub async fn put(&self, key: &str, body: &[Bytes]) -> Result<Arc<Spooled>, SpoolError> {
         if !file::is_fit(key) {
             return Err(SpoolError::BadKey(key.to_owned()));
@@ -242,6 +177,7 @@ impl Spool {
         let length = body_bytes(body);
         let bytes = length + file::TRAILER_BYTES as u64;
         self.remove_dropped().await;
+        let _turn = self.writing.read().await;
         let number = self.reserve(bytes)?;
         let mut parts = body.to_vec();
         parts.push(file::trailer(length, &file::digest(body)));
@@ -281,6 +217,15 @@ impl Spool {
     /// Removes the files of dropped calls of [`Spool::put`], after waiting for the disk. Dropped, it
     /// leaves the rest to the next call.
     async fn remove_dropped(&self) {
+        if self.state.lock().dropped.is_empty() {
+            return;
+        }
+        // Dropped after each draft, which goes back if this future is dropped.
+        let _turn = self.writing.read().await;
+        self.remove_drafts().await;
+    }
+
+    async fn remove_drafts(&self) {
         loop {
             let Some(draft) = self.state.lock().dropped.pop() else {
                 return;
@@ -300,17 +245,34 @@ impl Spool {
     fn distrust(&self, error: &SpoolError) {
         let mut state = self.state.lock();
         if error.is_full_disk() {
-            tracing::warn!("nothing is spooled for a while: {error}");
-            state.rest = Rest::Until(Instant::now() + FULL_DISK_REST);
+            let now = Instant::now();
+            let is_told = |told: Instant| now.duration_since(told) < FULL_DISK_TOLD_AFTER;
+            if !state.told_full.is_some_and(is_told) {
+                tracing::warn!("nothing is spooled for a while: {error}");
+                state.told_full = Some(now);
+            }
+            state.rest = Rest::Until(now + FULL_DISK_REST);
         } else if !matches!(state.rest, Rest::Forever(_)) {
             tracing::error!("nothing more is spooled in this session: {error}");
             state.rest = Rest::Forever(error.clone());
+            self.changed.send_replace(());
         }
     }
 
     /// Waits until [`Spool::put`] of an object of `length` bytes is worth a try. Never returns if
     /// the disk has failed or the object could never fit.
     pub async fn room(&self, length: u64) {
+        if self.room_unless_failed(length).await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    /// Waits until [`Spool::put`] of an object of `length` bytes is worth a try. Never returns if
+    /// the object could never fit.
+    ///
+    /// # Errors
+    /// Why the spool takes no more objects, once the disk has failed.
+    pub async fn room_unless_failed(&self, length: u64) -> Result<(), SpoolError> {
         let bytes = length + file::TRAILER_BYTES as u64;
         let mut changed = self.changed.subscribe();
         loop {
@@ -318,7 +280,8 @@ impl Spool {
             let rest = {
                 let state = self.state.lock();
                 match &state.rest {
-                    Rest::No if state.used + bytes <= self.limit_bytes => return,
+                    Rest::No if state.used + bytes <= self.limit_bytes => return Ok(()),
+                    Rest::Forever(error) => return Err(error.clone()),
                     other => other.clone(),
                 }
             };
@@ -361,7 +324,6 @@ impl Spool {
     /// Removes the files of released objects that have no reader. Dropped, it leaves the rest to
     /// the next call.
     pub async fn sweep(&self) {
-        self.remove_dropped().await;
         let _turn = self.sweeping.lock().await;
         let gone: Vec<(u64, Arc<Spooled>)> = {
             let state = self.state.lock();
@@ -400,13 +362,22 @@ impl Spool {
         usage
     }
 
-    /// Ends the spool. An empty one leaves nothing behind; of any other one only released objects
-    /// are removed. Returns the usage of the rest. Dropped, it leaves the rest of this to the next
-    /// mount.
+    /// Ends the spool: it takes no more objects. Waits for what the disk still writes. An empty spool
+    /// leaves nothing behind; of any other one only released objects are removed. Returns the usage
+    /// of the rest. Dropped, it leaves the rest of this to the next mount.
     pub async fn end(&self) -> SpoolUsage {
+        let _turn = self.writing.write().await;
+        self.remove_drafts().await;
         self.sweep().await;
         let usage = self.usage();
-        let lock = self.state.lock().lock.take();
+        let lock = {
+            let mut state = self.state.lock();
+            // The directory may belong to another process from now on.
+            let path = self.directory.display().to_string();
+            state.rest = Rest::Forever(SpoolError::Held { path });
+            state.lock.take()
+        };
+        self.changed.send_replace(());
         if usage.files == 0 {
             remove_directory(&*self.disk, &self.directory).await;
         }
@@ -447,10 +418,9 @@ impl<'a> Writing<'a> {
         let Some(draft) = &mut self.draft else {
             return Ok(());
         };
-        let Err((path, error)) = draft.write().await else {
+        let Err(error) = draft.write().await else {
             return Ok(());
         };
-        let error = SpoolError::disk(&path, error);
         self.spool.distrust(&error);
         self.remove().await;
         Err(error)

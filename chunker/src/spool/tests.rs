@@ -284,6 +284,30 @@ fn room_comes_with_what_is_released() {
 }
 
 #[test]
+fn a_waiter_for_room_learns_that_the_disk_has_failed() {
+    run(async {
+        let disk = SimulatedDisk::new();
+        let spool = create(&disk, 1).await;
+        let body = [noise(1, 9_000)];
+        spool.put("data/00/a", &body).await.expect("fits");
+        disk.fail(DiskOperation::Flush, 1, io::ErrorKind::Other);
+        let fails = async { spool.put("data/00/b", &body).await };
+        let waits = async {
+            // The removal of the file hangs, and frees no room.
+            disk.hold_removals();
+            let told = spool.room_unless_failed(15_000);
+            let told = tokio::time::timeout(Duration::from_secs(9), told).await;
+            disk.let_go();
+            told
+        };
+        let (failed, told) = tokio::join!(fails, waits);
+        failed.expect_err("not flushed");
+        let told = told.expect("at once");
+        assert!(matches!(told, Err(SpoolError::Disk { .. })));
+    });
+}
+
+#[test]
 fn an_empty_spool_leaves_nothing_behind() {
     run(async {
         let disk = SimulatedDisk::new();

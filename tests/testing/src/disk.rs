@@ -12,6 +12,7 @@ use bkfs_store::disk::{Disk, DiskEntry, DiskLock, EntryData};
 use bkfs_store::entropy::{Entropy, number};
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 /// Operations of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,6 +43,15 @@ pub enum DiskOperation {
 #[derive(Debug, Clone, Default)]
 pub struct SimulatedDisk(Arc<Mutex<SimulatedState>>);
 
+/// Which operations wait.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Held {
+    #[default]
+    Nothing,
+    Removals,
+    WritesAndRemovals,
+}
+
 #[derive(Debug, Default)]
 struct SimulatedState {
     directories: BTreeSet<PathBuf>,
@@ -62,6 +72,8 @@ struct SimulatedState {
     struck: u64,
     /// True if flushes are acknowledged and not carried out.
     lies: bool,
+    /// What waits.
+    held: watch::Sender<Held>,
 }
 
 #[derive(Debug, Clone)]
@@ -134,6 +146,28 @@ impl SimulatedDisk {
     /// From now on, flushes are acknowledged and not carried out, neither of bytes nor of names.
     pub fn lie(&self) {
         self.0.lock().lies = true;
+    }
+
+    /// From now on, writes of new files and removals of files wait, until
+    /// [`SimulatedDisk::let_go`].
+    pub fn hold(&self) {
+        self.0.lock().held.send_replace(Held::WritesAndRemovals);
+    }
+
+    /// From now on, removals of files wait, until [`SimulatedDisk::let_go`].
+    pub fn hold_removals(&self) {
+        self.0.lock().held.send_replace(Held::Removals);
+    }
+
+    /// Lets what waits go on.
+    pub fn let_go(&self) {
+        self.0.lock().held.send_replace(Held::Nothing);
+    }
+
+    async fn while_held(&self, is_held: fn(&Held) -> bool) {
+        let mut held = self.0.lock().held.subscribe();
+        // The sender is in the state of this disk.
+        let _ = held.wait_for(|held| !is_held(held)).await;
     }
 
     /// Returns how many operations failed as planned.
@@ -301,6 +335,8 @@ impl Disk for SimulatedDisk {
     }
 
     async fn write_new(&self, path: &Path, parts: &[Bytes]) -> io::Result<()> {
+        self.while_held(|held| *held == Held::WritesAndRemovals)
+            .await;
         let failed = self.meet(DiskOperation::Write);
         let full = {
             let mut state = self.0.lock();
@@ -407,6 +443,7 @@ impl Disk for SimulatedDisk {
     }
 
     async fn remove(&self, path: &Path) -> io::Result<()> {
+        self.while_held(|held| *held != Held::Nothing).await;
         self.meet(DiskOperation::Remove)?;
         let mut state = self.0.lock();
         let file = state.files.remove(path).ok_or(io::ErrorKind::NotFound)?;

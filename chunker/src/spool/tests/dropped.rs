@@ -77,10 +77,80 @@ fn a_dropped_put_that_fails_ends_the_spool_too() {
         let spool = create(&disk, 1).await;
         disk.fail(DiskOperation::Flush, 1, io::ErrorKind::Other);
         assert!(put_and_leave(&spool, "data/00/a", 1).await.is_none());
-        spool.sweep().await;
-        assert!(spool.failure().is_some());
         let refused = spool.put("data/00/b", &[noise(1, 10)]).await;
         assert!(matches!(refused, Err(SpoolError::Disk { .. })));
+        assert!(spool.failure().is_some());
+        let waits = tokio::time::timeout(Duration::from_secs(9), spool.room(1));
+        waits.await.expect_err("there will be none");
+        let told = spool.room_unless_failed(1).await;
+        assert!(matches!(told, Err(SpoolError::Disk { .. })));
+    });
+}
+
+/// Polls a future once. Returns true if it waits.
+async fn waits<T>(future: &mut (impl Future<Output = T> + Unpin)) -> bool {
+    let look = std::future::poll_fn(|context| {
+        Poll::Ready(std::pin::Pin::new(&mut *future).poll(context).is_pending())
+    });
+    look.await
+}
+
+/// The disk works on a dropped put, and a waiter for room has taken that over.
+#[test]
+fn the_end_waits_for_all_that_the_disk_writes() {
+    run(async {
+        let disk = SimulatedDisk::new();
+        let spool = create(&disk, 1).await;
+        disk.hold();
+        assert!(put_and_leave(&spool, "data/00/a", 1).await.is_none());
+        let mut room = Box::pin(spool.room(9_000));
+        assert!(waits(&mut room).await);
+        let mut end = Box::pin(spool.end());
+        assert!(waits(&mut end).await, "the disk still writes");
+        disk.let_go();
+        let ((), ended) = tokio::join!(room, end);
+        assert_eq!(ended, SpoolUsage::default());
+        let left = disk.paths();
+        assert!(
+            !left.iter().any(|path| path.starts_with(spool.directory())),
+            "{left:?}"
+        );
+        let late = spool.put("data/00/b", &[noise(1, 100)]).await;
+        assert!(matches!(late, Err(SpoolError::Held { .. })));
+        let waits = tokio::time::timeout(Duration::from_secs(9), spool.room(1));
+        waits.await.expect_err("it takes no more");
+    });
+}
+
+#[test]
+fn the_end_waits_for_a_put() {
+    run(async {
+        let disk = SimulatedDisk::new();
+        let spool = create(&disk, 1).await;
+        disk.hold();
+        let body = [noise(1, 100)];
+        let mut put = Box::pin(spool.put("data/00/a", &body));
+        assert!(waits(&mut put).await);
+        let mut end = Box::pin(spool.end());
+        assert!(waits(&mut end).await, "the disk still writes");
+        disk.let_go();
+        let (kept, ended) = tokio::join!(put, end);
+        kept.expect("written");
+        assert_eq!(ended.files, 1, "the next mount finds it");
+    });
+}
+
+#[test]
+fn a_sweep_waits_for_no_dropped_put() {
+    run(async {
+        let disk = SimulatedDisk::new();
+        let spool = create(&disk, 1).await;
+        disk.hold();
+        assert!(put_and_leave(&spool, "data/00/a", 1).await.is_none());
+        let sweep = tokio::time::timeout(Duration::from_secs(1), spool.sweep());
+        sweep.await.expect("at once");
+        disk.let_go();
+        assert_eq!(spool.end().await, SpoolUsage::default());
     });
 }
 

@@ -26,8 +26,8 @@ use super::error::RootError;
 use super::handle::RootHandle;
 pub use super::journal_entry::JournalEntry;
 pub(crate) use super::journal_entry::prefix;
-use super::refusal::Refusal;
-use super::retry::{Pauses, bounded, random};
+use super::journal_put::create_own;
+use super::retry::random;
 use super::sent::{Notes, Sent};
 use super::state::SessionId;
 use bkfs_chunker::content_store::ContentStore;
@@ -35,7 +35,7 @@ use bkfs_chunker::crypto::{Class, Features};
 use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::spool::{Spool, SpoolError, Spooled};
-use bkfs_store::{Operation, StoreErrorKind};
+use bkfs_store::StoreErrorKind;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -47,10 +47,6 @@ use tokio::time::Instant;
 /// The longest time that a commit waits for a journal upload in progress before it drops covered
 /// journals from the spool.
 const FORGET_WAITS: Duration = Duration::from_secs(1);
-
-/// The number of answers that must report other bytes under a number of this session before the
-/// session counts as fenced.
-const FOREIGN_ANSWERS: u32 = 3;
 
 /// The largest number of journals in the bucket that are remembered while none can be deleted.
 /// Collection deletes the others.
@@ -297,7 +293,8 @@ impl JournalWriter {
             }
         };
         if needless.is_some() {
-            self.release(needless).await;
+            self.release(needless);
+            self.sweep().await;
         }
     }
 
@@ -333,8 +330,10 @@ impl JournalWriter {
                 other => return other,
             };
             let end = *end.get_or_insert_with(|| Instant::now() + patience);
-            let room = spool.room(bytes.len() as u64);
-            tokio::time::timeout_at(end, room).await.map_err(|_| full)?;
+            let room = spool.room_unless_failed(bytes.len() as u64);
+            tokio::time::timeout_at(end, room)
+                .await
+                .map_err(|_| full)??;
         }
     }
 
@@ -359,7 +358,7 @@ impl JournalWriter {
     /// Cancel safety: dropped, it has confirmed nothing.
     ///
     /// # Errors
-    /// [`RootError::Refused`] with [`Refusal::Fenced`] if the session does not hold the volume; the
+    /// [`RootError::Refused`] with `Refusal::Fenced` if the session does not hold the volume; the
     /// errors of [`RootHandle::refresh`].
     pub async fn confirm(&self) -> Result<(), RootError> {
         let arrived = {
@@ -411,10 +410,11 @@ impl JournalWriter {
     /// Cancel safety: dropped before the deletions in the bucket, it leaves everything to the next
     /// call. Dropped during these, it leaves the rest of the journals in the bucket to collection.
     pub async fn covered(&self, operation: u64) {
+        let raise = |state: &mut Numbers| state.covered = state.covered.max(operation);
+        raise(&mut self.state.lock());
         self.forget_kept(operation).await;
         let mut done: VecDeque<(String, u64)> = {
             let mut state = self.state.lock();
-            state.covered = state.covered.max(operation);
             let covered = state.covered;
             let count = state.there.partition_point(|(_, last)| *last <= covered);
             state.there.drain(..count).collect()
@@ -452,7 +452,7 @@ impl JournalWriter {
     pub(crate) async fn forget_kept(&self, operation: u64) {
         // The entry that is being sent now is answered first, or is dropped by the next call.
         let turn = tokio::time::timeout(FORGET_WAITS, self.landing.lock());
-        let Ok(_turn) = turn.await else {
+        let Ok(turn) = turn.await else {
             return;
         };
         let done: Vec<Pending> = {
@@ -469,7 +469,10 @@ impl JournalWriter {
             done.extend(state.unconfirmed.extract_if(.., is_covered));
             done
         };
-        self.release(done).await;
+        self.release(done);
+        // Journals do not wait for a disk that is slow to remove these.
+        drop(turn);
+        self.sweep().await;
     }
 
     /// Returns whether the bucket or the spool may hold operations that no commit covers. Then the
@@ -487,14 +490,23 @@ impl JournalWriter {
     /// call sends it again with the same bytes.
     ///
     /// # Errors
-    /// - [`RootError::Refused`] with [`Refusal::Fenced`] if another machine writes under this
+    /// - [`RootError::Refused`] with `Refusal::Fenced` if another machine writes under this
     ///   session's name, or the session does not hold the volume.
     /// - [`RootError::Store`] if the store does not acknowledge an entry. The entry may be in the
     ///   bucket, now or later, but counts for nothing yet.
     /// - [`RootError::Content`] if a spooled entry cannot be read back.
     /// - The errors of [`JournalWriter::confirm`].
     pub async fn land(&self, until: u64) -> Result<(), RootError> {
-        let _turn = self.landing.lock().await;
+        let turn = self.landing.lock().await;
+        let has_released = self.land_in_turn(until).await?;
+        drop(turn);
+        if has_released {
+            self.sweep().await;
+        }
+        Ok(())
+    }
+
+    async fn land_in_turn(&self, until: u64) -> Result<bool, RootError> {
         loop {
             let next = self.state.lock().pending.front().cloned();
             let Some(pending) = next.filter(|pending| pending.number <= until) else {
@@ -504,7 +516,7 @@ impl JournalWriter {
                 Body::Memory(bytes) => bytes.clone(),
                 Body::Spool(spooled) => spooled.read().await.map_err(ContentError::from)?,
             };
-            self.create(&pending.key, &bytes).await?;
+            create_own(&self.handle, &pending.key, &bytes).await?;
             if let Some(content_store) = &self.content_store {
                 content_store.note_answer();
             }
@@ -520,9 +532,9 @@ impl JournalWriter {
         }
     }
 
-    /// Removes from the spool the entries that have arrived in time. Those in memory wait for
-    /// another reason to read the root, unless they are many bytes.
-    async fn settle_kept(&self) -> Result<(), RootError> {
+    /// Releases in the spool the entries that have arrived in time, and returns true if there are
+    /// any. Those in memory wait for another reason to read the root, unless they are many bytes.
+    async fn settle_kept(&self) -> Result<bool, RootError> {
         let bytes = self.unconfirmed_bytes();
         let is_spooled = {
             let state = self.state.lock();
@@ -530,7 +542,7 @@ impl JournalWriter {
             arrived.any(|pending| pending.in_memory().is_none())
         };
         if !is_spooled && bytes <= UNCONFIRMED_BYTES_MAX {
-            return Ok(());
+            return Ok(false);
         }
         match self.confirm().await {
             Err(error) if !error.ends_session() && bytes > UNCONFIRMED_BYTES_MAX => {
@@ -540,19 +552,19 @@ impl JournalWriter {
                     _ => false,
                 };
                 return match kept && !is_spooled {
-                    true => Ok(()),
+                    true => Ok(false),
                     false => Err(error),
                 };
             }
             confirmed => confirmed?,
         }
         let arrived = std::mem::take(&mut self.state.lock().unconfirmed);
-        self.release(arrived).await;
-        Ok(())
+        self.release(arrived);
+        Ok(is_spooled)
     }
 
-    /// Releases these entries in the spool and deletes their files.
-    async fn release(&self, done: impl IntoIterator<Item = Pending>) {
+    /// Releases these entries in the spool.
+    fn release(&self, done: impl IntoIterator<Item = Pending>) {
         let Some(spool) = &self.spool else { return };
         for pending in done {
             if let Body::Spool(spooled) = pending.body {
@@ -560,36 +572,13 @@ impl JournalWriter {
                 spool.release(&spooled);
             }
         }
-        spool.sweep().await;
     }
 
-    async fn create(&self, key: &str, body: &Bytes) -> Result<(), RootError> {
-        let policy = self.handle.policy();
-        let store = self.handle.store();
-        let mut pauses = Pauses::new(&policy, &**self.handle.entropy());
-        let mut differing = 0;
-        loop {
-            let created = store.put_new(key, vec![body.clone()]);
-            let patience = pauses.policy_for(body.len());
-            let error = match bounded(&patience, Operation::PutNew, key, created).await {
-                Ok(_) => return Ok(()),
-                Err(error) => error,
-            };
-            if error.kind() == StoreErrorKind::AlreadyExists {
-                match bounded(&patience, Operation::Get, key, store.get(key)).await {
-                    Ok((there, _)) if there == *body => return Ok(()),
-                    // An answer may arrive damaged, so several must agree.
-                    Ok(_) if differing + 1 == FOREIGN_ANSWERS => {
-                        return Err(Refusal::Fenced { by: None }.into());
-                    }
-                    Ok(_) => differing += 1,
-                    Err(error) if policy.bears(&error) || error.is_not_found() => {}
-                    Err(error) => return Err(error.into()),
-                }
-            } else if !policy.bears(&error) {
-                return Err(error.into());
-            }
-            pauses.pause(&error).await.map_err(|_| error)?;
+    /// Deletes the files of released entries. Does not wait for long for a disk that hangs: the next
+    /// call goes on.
+    async fn sweep(&self) {
+        if let Some(spool) = &self.spool {
+            let _ = tokio::time::timeout(FORGET_WAITS, spool.sweep()).await;
         }
     }
 }

@@ -30,7 +30,7 @@
 //! | [`entering`] | the replacement by which a session enters the root |
 //! | [`recovery_bases`] | entries of the root for ended sessions with spools (pure) |
 //! | [`recovery_base`] | the commit that the journals in an ended session's spool follow |
-//! | [`journal`], [`journal_entry`] | the operations that fsync acknowledges before a commit |
+//! | [`journal`], [`journal_entry`], `journal_put` | the operations that fsync acknowledges before a commit |
 //! | [`padding`] | lengths of journals in the bucket (pure) |
 //! | `blocking` | runs short file operations apart from async tasks |
 //! | [`sent`] | journals that this machine has sent, to detect that the newest were deleted |
@@ -73,6 +73,7 @@ pub mod heartbeat;
 pub mod holder;
 pub mod journal;
 pub mod journal_entry;
+mod journal_put;
 pub mod kept;
 pub mod key_change;
 pub mod listing;

@@ -20,6 +20,14 @@ async fn keep(writer: &JournalWriter, entry: JournalEntry) -> Result<(), RootErr
     writer.keep().await
 }
 
+/// Returns an entry of one operation that takes so many bytes.
+fn large(operation: u64, bytes: usize) -> JournalEntry {
+    JournalEntry {
+        operations: vec![7; bytes],
+        ..entry(operation)
+    }
+}
+
 /// Returns a writer with a spool on its own simulated disk.
 async fn keeping(store: &Arc<dyn Store>, session: &OpenSession) -> (JournalWriter, SimulatedDisk) {
     keeping_at_most(store, session, 1 << 20).await
@@ -259,11 +267,9 @@ async fn many_bytes_of_unconfirmed_entries_are_confirmed() {
     let (writer, _disk) = keeping(&store, &session).await;
     let mut confirmed = 0;
     for operation in 1..=8 {
-        let large = JournalEntry {
-            operations: vec![7; 300_000],
-            ..entry(operation)
-        };
-        writer.settle(large).expect("it follows");
+        writer
+            .settle(large(operation, 300_000))
+            .expect("it follows");
         writer.land(writer.settled()).await.expect("sent");
         confirmed += u32::from(writer.is_in_time());
     }
@@ -280,11 +286,9 @@ async fn unconfirmed_entries_go_to_the_spool_if_the_root_cannot_be_read() {
     let refused = Strike::with(Fault::FailBefore(StoreErrorKind::Denied)).on(Operation::Get);
     faults.plan(refused.keys(ROOT_KEY).always());
     for operation in 1..=8 {
-        let large = JournalEntry {
-            operations: vec![7; 300_000],
-            ..entry(operation)
-        };
-        writer.settle(large).expect("it follows");
+        writer
+            .settle(large(operation, 300_000))
+            .expect("it follows");
         // It is sent in any case. The root is needed for what the spool has.
         let _ = writer.land(writer.settled()).await;
         assert!(!writer.is_bare(), "{operation}");
@@ -299,11 +303,7 @@ async fn a_full_spool_takes_first_what_is_nowhere_else() {
     let store = memory().await;
     let session = enter(&store, 1, "a").await.expect("free");
     let (writer, disk) = keeping_at_most(&store, &session, 50_000).await;
-    let large = JournalEntry {
-        operations: vec![7; 100_000],
-        ..entry(1)
-    };
-    writer.settle(large).expect("the first");
+    writer.settle(large(1, 100_000)).expect("the first");
     writer.land(writer.settled()).await.expect("sent");
     writer.settle(entry(2)).expect("it follows");
     writer.keep().await.expect_err("no room for the first");
@@ -408,12 +408,49 @@ async fn a_rolled_back_root_is_told_although_the_spool_has_room() {
     let session = enter(&store, 1, "a").await.expect("free");
     let (writer, _disk) = keeping_at_most(&store, &session, 64 << 20).await;
     store.put(ROOT_KEY, vec![older]).await.expect("put");
-    let large = JournalEntry {
-        operations: vec![7; 1_200_000],
-        ..entry(1)
-    };
-    writer.settle(large).expect("the first");
+    writer.settle(large(1, 1_200_000)).expect("the first");
     let error = writer.land(writer.settled()).await;
     let error = error.expect_err("an older root");
     assert!(matches!(error, RootError::Rollback { .. }), "{error}");
+}
+
+/// What a hung disk is asked for.
+#[derive(Clone, Copy, PartialEq)]
+enum Hung {
+    /// A put that was dropped.
+    Put,
+    /// The removal of an entry that a commit covers.
+    Covered,
+    /// The same, of one that has arrived in the bucket in time.
+    Arrived,
+}
+
+/// The disk of the spool hangs. The bucket takes journals all the same.
+#[tokio::test(start_paused = true)]
+async fn a_hung_disk_holds_up_no_journal_for_the_bucket() {
+    for hung in [Hung::Put, Hung::Covered, Hung::Arrived] {
+        let store = memory().await;
+        let session = enter(&store, 1, "a").await.expect("free");
+        let (writer, disk) = keeping(&store, &session).await;
+        writer.settle(entry(1)).expect("the first");
+        if hung == Hung::Put {
+            disk.hold();
+            let given_up = tokio::time::timeout(Duration::from_secs(1), writer.keep()).await;
+            given_up.expect_err("the disk hangs");
+        } else {
+            writer.keep().await.expect("kept");
+            disk.hold();
+        }
+        if hung != Hung::Arrived {
+            let covered = tokio::time::timeout(Duration::from_secs(9), writer.covered(1));
+            covered.await.expect("a commit waits for no disk");
+        }
+        for operation in 2..=4 {
+            writer.settle(entry(operation)).expect("it follows");
+            let landed = writer.land(writer.settled());
+            let landed = tokio::time::timeout(Duration::from_secs(9), landed).await;
+            landed.expect("it waits for no disk").expect("sent");
+        }
+        disk.let_go();
+    }
 }

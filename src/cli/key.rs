@@ -451,7 +451,7 @@ fn still_opening(passed_over: &PassedOver) -> Option<String> {
     let mut named: Vec<String> = passed_over
         .named()
         .iter()
-        .map(|(_, why)| why.clone())
+        .map(|(key, why)| format!("key {key}: {why}"))
         .collect();
     if named.len() < count {
         named.push(format!("{} more", count - named.len()));

@@ -20,10 +20,11 @@
 //! A dead change or rotation leaves its session as every command does: the next one on the same
 //! machine removes it, and `bkfs session end` on others.
 //!
-//! Additions and removals do not exclude each other. A change of a password excludes every other
-//! change, and the one that registers later is refused: of two changes of one password both new
-//! ones would open, and a removal copies its own key, by the old password. A change with a password
-//! that was removed before it registered is refused as well.
+//! Additions exclude neither each other nor removals. A removal excludes other removals: each could
+//! rely on a copy that another one is about to delete. A change of a password excludes every other
+//! change: of two changes of one password both new ones would open, and a removal copies its own
+//! key, by the old password. The one that registers later is refused. A change with a password that
+//! was removed before it registered is refused as well.
 //!
 //! No rotation is made of a root that is absent or damaged. There a change registers nothing. It
 //! looks several times before it believes that, and once more at its end.
@@ -130,7 +131,7 @@ impl<'a> KeyChange<'a> {
     ///
     /// # Errors
     /// [`SlotsError::Rotated`] if the root is sealed under a newer master key; a refusal of kind
-    /// `Busy` that names the session of a rotation or of another change of a password;
+    /// `Busy` that names the session of a rotation or of another change that excludes this one;
     /// [`Refusal::KeyRemoved`]; those of [`RootHandle::open`] and [`OpenSession::open`].
     pub async fn begin(slots: &'a Slots, entry: &'a KeyEntry<'a>) -> Result<Self, SlotsError> {
         let mut change = Self {
@@ -211,10 +212,11 @@ impl<'a> KeyChange<'a> {
 /// # Errors
 /// [`Refusal::Busy`], which names those that do.
 fn require_none_excluded(root: &Root, change: &HolderInfo) -> Result<(), Refusal> {
-    let is_passwd = change.mount_point == PASSWD;
+    let name = change.mount_point.as_str();
     let excludes = |holder: &HolderInfo| match holder.mount_point.as_str() {
         ROTATION | PASSWD => true,
-        ADD | REMOVE => is_passwd,
+        REMOVE => name == PASSWD || name == REMOVE,
+        ADD => name == PASSWD,
         _ => false,
     };
     let sessions = root.sessions.iter();

@@ -100,6 +100,7 @@ pub mod rule;
 pub mod sent;
 pub mod session;
 pub mod shard;
+mod slot_copy;
 pub mod slot_error;
 pub mod slot_facts;
 pub mod slot_removal;

@@ -75,13 +75,18 @@ pub enum SlotsError {
         reason: String,
     },
     /// Another program may have changed keys meanwhile, so no key was removed.
-    #[error("no key was removed: {}", overtaken(reason, *copy))]
+    #[error("no key was removed: {}", overtaken(reason, left, lost))]
     Overtaken {
         /// Why the change does not go on.
         reason: Box<SlotsError>,
-        /// A copy of the own slot that could not be deleted.
-        copy: Option<SlotName>,
+        /// Slots that the change added, and that may be needed or could not be deleted.
+        left: Vec<SlotName>,
+        /// Slots that the change added and deleted, and that may have been the only ones.
+        lost: Vec<Lost>,
     },
+    /// A copy of the own slot was deleted although it may have been the only one.
+    #[error("{0}")]
+    LastKeyLost(Lost),
     /// The master key was rotated, and it is not known which keys are there.
     #[error(
         "the master key was rotated, but it is not known which keys are there: {reason}; check the \
@@ -180,17 +185,24 @@ impl fmt::Display for Lost {
     }
 }
 
-/// Says why a change of keys does not go on, and what it left.
-fn overtaken(reason: &SlotsError, copy: Option<SlotName>) -> String {
+/// Says why a change of keys does not go on, and what became of the slots that it had added.
+fn overtaken(reason: &SlotsError, left: &[SlotName], lost: &[Lost]) -> String {
     let reason = match reason {
         SlotsError::Unconfirmed { reason } => reason.clone(),
         other => other.to_string(),
     };
-    match copy {
-        None => format!("{reason}; check the keys (bkfs key list), and repeat the command"),
-        Some(copy) => format!(
-            "{reason}; key {copy}, a copy of the key of the given password, could not be taken \
-             back: remove it (bkfs key remove) if that password was changed"
-        ),
+    let mut parts = vec![reason];
+    if !left.is_empty() {
+        let left: Vec<String> = left.iter().map(SlotName::to_string).collect();
+        parts.push(format!(
+            "what this change had added stays: {}; check the keys (bkfs key list), and remove \
+             those that are to open nothing (bkfs key remove)",
+            left.join(", ")
+        ));
     }
+    parts.extend(lost.iter().map(Lost::to_string));
+    if parts.len() == 1 {
+        parts.push("check the keys (bkfs key list), and repeat the command".to_owned());
+    }
+    parts.join("; ")
 }

@@ -5,9 +5,10 @@
 //! Slots are created under names that are never used again, and deleted; two concurrent removals
 //! have no order. A removal holds the password of another slot, its *own*. It has five steps: a
 //! copy of its own slot under a new name; a look whether its session stands in the root, and if
-//! not, the deletion of the copy and no more; the deletion; a look whether its own slot is still
-//! there; and only if so, the deletion of the copy. Of several removals that remove each other's
-//! slots, the one with the last deletion saw its own slot after all deletions, or keeps its copy.
+//! not, the copy is taken back and no more; the deletion; a look whether its own slot is still
+//! there; and only if so, the deletion of the copy ([`super::slot_copy`]). Of several removals that
+//! remove each other's slots, the one with the last deletion saw its own slot after all deletions,
+//! or keeps its copy.
 //!
 //! Several slots that are removed together share one copy.
 //!
@@ -32,6 +33,7 @@ use super::patient_reads::PatientReads;
 use super::put_back::Kept;
 use super::refusal::Refusal;
 use super::retry::RetryPolicy;
+use super::slot_copy::Fate;
 use super::slot_error::SlotsError;
 use super::slot_facts::SlotFacts;
 use super::slots::{Making, Slots};
@@ -256,7 +258,7 @@ impl Slots {
     /// the password came after the slots were read; as [`Self::add`], without its bound.
     /// [`SlotsError::Rotated`] if a rotation by the old password was made meanwhile, so that the
     /// new slot opens nothing; within [`SlotsError::Interrupted`] if old slots were removed.
-    /// [`SlotsError::Overtaken`] as for [`Slots::remove`]; both passwords work then.
+    /// [`SlotsError::Overtaken`] as for [`Slots::remove`]; the new slot is taken back then.
     pub async fn change(
         &self,
         making: Making<'_>,
@@ -272,7 +274,14 @@ impl Slots {
         let new = self.add_surely(making).await?;
         let own = self.found.iter().filter(|slot| slot.is_own);
         let old: Vec<SlotName> = own.map(|slot| slot.name).collect();
-        let removal = self.remove_with_copy(&old, new.name, making, change).await;
+        let mut removal = self.remove_with_copy(&old, new.name, making, change).await;
+        if let Some(SlotsError::Overtaken { left, lost, .. }) = &mut removal.failed {
+            match self.take_back(new.name, making).await {
+                Fate::Gone => {}
+                Fate::Stays(slot) | Fate::Unknown(slot, _) => left.push(slot),
+                Fate::Lost(slot) => lost.push(slot),
+            }
+        }
         removal.end(self.require_unrotated().await)?;
         self.remember(new).await;
         Ok((new.name, old))
@@ -310,8 +319,17 @@ impl Slots {
                 return removal;
             }
         };
-        if let Err(error) = self.require_change(change, copy).await {
-            removal.failed = Some(error);
+        // Others may have removed the own slot since, and with it its password.
+        if let Some(change) = change
+            && let Err(reason) = change.require_standing().await
+        {
+            let (left, lost) = match self.take_back(copy, making).await {
+                Fate::Gone => (Vec::new(), Vec::new()),
+                Fate::Stays(slot) | Fate::Unknown(slot, _) => (vec![slot], Vec::new()),
+                Fate::Lost(slot) => (Vec::new(), vec![slot]),
+            };
+            let reason = Box::new(reason);
+            removal.failed = Some(SlotsError::Overtaken { reason, left, lost });
             return removal;
         }
         for slot in slots {
@@ -325,45 +343,9 @@ impl Slots {
             }
         }
         if removal.failed.is_none() {
-            removal.failed = self.drop_copy(own, copy).await.err().map(SlotsError::from);
+            removal.failed = self.drop_copy(own, copy, making).await.err();
         }
         removal
-    }
-
-    /// Checks that the change stands in the root once the copy is there; otherwise deletes the copy.
-    /// Others may have removed the own slot since, and with it its password.
-    ///
-    /// # Errors
-    /// [`SlotsError::Overtaken`].
-    async fn require_change(
-        &self,
-        change: Option<&KeyChange<'_>>,
-        copy: SlotName,
-    ) -> Result<(), SlotsError> {
-        let Some(change) = change else {
-            return Ok(());
-        };
-        let Err(reason) = change.require_standing().await else {
-            return Ok(());
-        };
-        let copy = match self.store.delete(&copy.key()).await {
-            Ok(()) => None,
-            Err(_) => Some(copy),
-        };
-        let reason = Box::new(reason);
-        Err(SlotsError::Overtaken { reason, copy })
-    }
-
-    /// Deletes the copy of the own slot, unless the own slot was removed meanwhile.
-    async fn drop_copy(&self, own: SlotName, copy: SlotName) -> Result<(), RootError> {
-        match self.store.head(&own.key()).await {
-            Ok(_) => Ok(self.store.delete(&copy.key()).await?),
-            Err(error) if error.is_not_found() => {
-                tracing::warn!(%own, %copy, "this key was removed meanwhile; its copy stays");
-                Ok(())
-            }
-            Err(error) => Err(error.into()),
-        }
     }
 }
 

@@ -5,6 +5,7 @@ use super::keys_changes::{holding, holding_after_the_root, look_after_the_root, 
 use super::keys_rotation::held;
 use super::keys_support::*;
 use super::support::{holder, time};
+use crate::root::error::ErrorKind;
 use crate::root::holder::SystemProcesses;
 use crate::root::key_change::{ADD, KeyChange, KeyEntry, PASSWD, REMOVE};
 use crate::root::rotation::rotate;
@@ -17,7 +18,7 @@ use bkfs_testing::fault::{Fault as Trouble, FaultStore, Gate, Strike};
 use std::sync::Arc;
 
 /// Requests that the store refuses.
-fn refused(operation: Operation, prefix: &str) -> Strike {
+pub fn refused(operation: Operation, prefix: &str) -> Strike {
     let refused = Strike::with(Trouble::FailBefore(StoreErrorKind::Denied)).on(operation);
     refused.keys(prefix).always()
 }
@@ -124,7 +125,7 @@ async fn no_rotation_is_made_without_its_new_key() {
 }
 
 /// Ends the only session in the root, as `bkfs session end` does.
-async fn end_the_session(store: &Arc<dyn Store>) {
+pub async fn end_the_session(store: &Arc<dyn Store>) {
     let opened = open(store, "first").await.expect("it opens");
     let root = opened.handle().current();
     let standing = *root.root.sessions.keys().next().expect("a session");
@@ -171,13 +172,13 @@ async fn a_rotation_tells_of_a_copy_that_may_be_there() {
 }
 
 /// How the command `name` of a machine enters the root.
-fn command(name: &str, machine: &str) -> KeyEntry<'static> {
+pub fn command(name: &str, machine: &str) -> KeyEntry<'static> {
     let mut entry = entry(machine);
     entry.holder.mount_point = name.to_owned();
     entry
 }
 
-async fn passwd_to(
+pub async fn passwd_to(
     store: Arc<dyn Store>,
     seed: u64,
     password: &'static str,
@@ -204,6 +205,31 @@ async fn a_password_is_changed_once() {
     open(&store, "third").await.expect("it opens");
     open(&store, "fourth").await.expect_err("it was refused");
     assert_eq!(keys(&store).await.len(), 1);
+}
+
+/// Two removals could rely on each other's copies.
+#[tokio::test(start_paused = true)]
+async fn keys_are_not_removed_by_two_at_once() {
+    let store = made().await;
+    let own = *slots_of(&store).await.first().expect("one");
+    let second = add(&store, "second", "two").await;
+    let (gate, faulty, through) = holding(&store, Operation::Delete, 1).await;
+    let removing = tokio::spawn(async move {
+        let slots = slots(&through, "first", 3).await?;
+        let keys = [second];
+        let removal = slots.remove(&keys, false, time(1), None);
+        changed(&slots, command(REMOVE, "remover"), removal).await
+    });
+    until_held(&faulty).await;
+    let other = slots(&store, "second", 7).await.expect("it opens");
+    let keys = [own];
+    let removal = other.remove(&keys, false, time(1), None);
+    let error = changed(&other, command(REMOVE, "other"), removal).await;
+    let error = error.expect_err("keys are being removed");
+    assert!(matches!(&error, SlotsError::Root(error) if error.kind() == ErrorKind::Held));
+    gate.open();
+    removing.await.expect("no panic").expect("removed");
+    assert_eq!(slots_of(&store).await, [own]);
 }
 
 /// A removal makes a copy of its own key, by the old password, and keeps it if its own key is gone.
@@ -241,42 +267,6 @@ async fn a_password_is_not_changed_while_keys_are_removed_or_added() {
     gate.open();
     first.await.expect("no panic").expect("changed");
     assert_eq!(keys(&store).await.len(), 1);
-}
-
-/// The session of a removal is ended while it writes its copy, and then the password is changed. The
-/// copy is taken back, or named if that fails.
-#[tokio::test(start_paused = true)]
-async fn a_removal_whose_session_was_ended_lets_no_removed_password_in() {
-    for is_stuck in [false, true] {
-        let store = made().await;
-        let second = add(&store, "second", "two").await;
-        let (gate, faulty, through) = holding(&store, Operation::PutNew, 1).await;
-        let removing = tokio::spawn(async move {
-            let slots = slots(&through, "first", 3).await?;
-            let remover = command(REMOVE, "remover");
-            let change = KeyChange::begin(&slots, &remover).await?;
-            let keys = [second];
-            let removal = slots.remove(&keys, false, time(1), Some(&change));
-            let removed = removal.await;
-            change.end(removed).await
-        });
-        until_held(&faulty).await;
-        end_the_session(&store).await;
-        passwd_to(store.clone(), 33, "third")
-            .await
-            .expect("changed");
-        if is_stuck {
-            faulty.plan(refused(Operation::Delete, SlotName::PREFIX));
-        }
-        gate.open();
-        let error = removing.await.expect("no panic").expect_err("it was ended");
-        let SlotsError::Overtaken { copy, .. } = &error else {
-            panic!("{error}");
-        };
-        assert_eq!(copy.is_some(), is_stuck, "{error}");
-        assert_eq!(open(&store, "first").await.is_ok(), is_stuck, "{error}");
-        open(&store, "second").await.expect("it was not removed");
-    }
 }
 
 /// Another key of the password came after the keys were read: it would go on opening.

@@ -264,3 +264,9 @@ pub fn hostile_of(
     }
     forged(repository, name, &payload)
 }
+
+/// Returns the names of all keys.
+pub async fn slots_of(store: &Arc<dyn Store>) -> Vec<SlotName> {
+    let keys = keys(store).await.into_keys();
+    keys.filter_map(|key| SlotName::from_key(&key)).collect()
+}

@@ -11,6 +11,7 @@ mod keys_damage;
 mod keys_exclusion;
 mod keys_rotation;
 mod keys_support;
+mod keys_taken_back;
 mod lists;
 mod missing;
 mod overtaken;

@@ -19,6 +19,7 @@ use crate::cache::{DiskCache, make_directory};
 use crate::catalog::{Catalog, IndexRef, PackLocation, TableFiles};
 use crate::crypto::Keyring;
 use crate::error::ContentError;
+use crate::gate::ByteGate;
 use crate::hydrate::{Reader, ReaderParts};
 use crate::id::{Id, Prefix};
 use crate::metrics::Metrics;
@@ -88,11 +89,13 @@ impl ContentStore {
                 (Some(files), Some(Arc::new(disk)))
             }
         };
+        let fetch_gate = Arc::new(ByteGate::new(config.memory.fetch_bytes));
         let catalog = Arc::new(Catalog::new(
             files,
             keyring.clone(),
             workers.clone(),
             Arc::clone(&link),
+            Arc::clone(&fetch_gate),
         ));
         let reader = Arc::new(Reader::new(ReaderParts {
             link: Arc::clone(&link),
@@ -101,7 +104,7 @@ impl ContentStore {
             catalog: Arc::clone(&catalog),
             disk,
             saves_requests: config.saves_requests,
-            fetch_bytes: config.memory.fetch_bytes,
+            fetch_gate,
             cache_bytes: config.memory.cache_bytes,
         }));
         let shared = Runtime {
@@ -165,9 +168,7 @@ impl ContentStore {
         index: &[IndexRef],
         condemned: &HashSet<PackName>,
     ) -> Result<(), ContentError> {
-        let shared = &self.shared;
-        let memory = &shared.reader.fetch_gate;
-        shared.catalog.load(index, condemned, memory).await
+        self.shared.catalog.load(index, condemned).await
     }
 
     /// Returns those of `packs` that no loaded index object lists or that are condemned.

@@ -121,6 +121,12 @@ impl ContentError {
         matches!(self, Self::Store(_) | Self::Stalled { .. })
     }
 
+    /// Returns whether the error says nothing about the requested object: the request to the store
+    /// failed, or the index does not tell where the object is.
+    pub fn leaves_open(&self) -> bool {
+        self.is_of_the_store() || matches!(self, Self::Index(_))
+    }
+
     /// Returns the innermost cause: the error of a `Failed` session, otherwise the error itself.
     pub fn cause(&self) -> &ContentError {
         match self {

@@ -83,7 +83,8 @@ pub enum RecoveryError {
 
 impl From<ContentError> for RecoveryError {
     fn from(error: ContentError) -> Self {
-        match error.wants_newer_root() {
+        // A local table that cannot be made anew says nothing of the commit.
+        match error.is_lost() && error.wants_newer_root() {
             true => Self::Gone(error),
             false => Self::Volume(error.into()),
         }

@@ -115,12 +115,10 @@ impl VolumeError {
     /// Returns true if the bucket's own copy of an object is damaged or missing.
     pub fn is_damage(&self) -> bool {
         match self {
-            VolumeError::ContentStore(error) => matches!(
-                error.cause(),
-                ContentError::Damaged { .. }
-                    | ContentError::Missing { .. }
-                    | ContentError::Unknown { .. }
-            ),
+            VolumeError::ContentStore(error) => match error.cause() {
+                ContentError::Index(cause) => cause.is_lost(),
+                cause => cause.is_lost(),
+            },
             VolumeError::Malformed { .. }
             | VolumeError::NoSuchNumber { .. }
             | VolumeError::Tree(_) => true,

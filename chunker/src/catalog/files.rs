@@ -93,7 +93,15 @@ impl TableFiles {
     pub(crate) async fn open(&self, name: PackName, key: TableKey) -> Option<Table<TableBytes>> {
         let path = self.path(name);
         let open = move || {
-            let bytes = open_file(&path).ok()?;
+            let bytes = match open_file(&path) {
+                Ok(bytes) => bytes,
+                Err(error) => {
+                    if error.kind() != io::ErrorKind::NotFound {
+                        tracing::warn!(path = %path.display(), "made again: {error}");
+                    }
+                    return None;
+                }
+            };
             match Table::open(bytes, key) {
                 Ok(table) => Some(table),
                 Err(error) => {

@@ -4,9 +4,10 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::files::TableBytes;
 use super::reference::IndexRef;
@@ -14,6 +15,10 @@ use crate::crypto::{Class, HEADER_LEN};
 use crate::error::ContentError;
 use crate::index::{self, PackNumber, ReadAt, Table, TableError};
 use crate::pack::PackName;
+
+/// How long an attempt that failed counts for look-ups that come after it. Otherwise each of many
+/// look-ups would wait for the same silent store, one after the other.
+const FAILURE_COUNTS_FOR: Duration = Duration::from_secs(1);
 
 /// The position of a blob in the bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,9 +69,8 @@ pub(crate) struct Candidate {
 pub(crate) struct Loaded {
     reference: IndexRef,
     pub(super) table: Table<TableBytes>,
-    /// Attempts to make this table anew that failed.
-    failures: AtomicU64,
-    last_failure: Mutex<Option<ContentError>>,
+    /// The end of the last attempt to make this table anew, and why it failed.
+    last_failure: Mutex<Option<(Instant, ContentError)>>,
 }
 
 /// A table in which a look-up found damage.
@@ -74,17 +78,12 @@ pub(crate) struct Loaded {
 pub(crate) struct DamagedTable {
     pub(super) loaded: Arc<Loaded>,
     pub(super) error: TableError,
-    /// Failed attempts to make it anew, as of when the damage was found.
-    failures: u64,
 }
 
 impl DamagedTable {
-    /// Returns why an attempt to make the table anew failed that another caller has made since the
-    /// damage was found.
-    pub(super) fn failed_meanwhile(&self) -> Option<ContentError> {
-        let failures = self.loaded.failures.load(Ordering::Acquire);
-        let error = self.loaded.last_failure.lock().clone();
-        error.filter(|_| failures > self.failures)
+    /// Returns true if the table could not be made anew.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.loaded.is_given_up()
     }
 }
 
@@ -93,7 +92,6 @@ impl Loaded {
         Self {
             reference,
             table,
-            failures: AtomicU64::new(0),
             last_failure: Mutex::default(),
         }
     }
@@ -110,12 +108,19 @@ impl Loaded {
 
     /// Returns true if the table is damaged and could not be made anew.
     pub(super) fn is_given_up(&self) -> bool {
-        self.failures.load(Ordering::Acquire) > 0
+        self.last_failure.lock().is_some()
     }
 
     pub(super) fn note_failure(&self, error: &ContentError) {
-        *self.last_failure.lock() = Some(error.clone());
-        self.failures.fetch_add(1, Ordering::AcqRel);
+        *self.last_failure.lock() = Some((Instant::now(), error.clone()));
+    }
+
+    /// Returns why the table could not be made anew, if that was found out just now.
+    pub(super) fn recent_failure(&self) -> Option<ContentError> {
+        let last = self.last_failure.lock();
+        let last = last.as_ref();
+        let recent = last.filter(|(ended, _)| ended.elapsed() < FAILURE_COUNTS_FOR);
+        recent.map(|(_, error)| error.clone())
     }
 
     /// Returns what `answer` finds in the table. If it finds damage, returns this table.
@@ -126,7 +131,6 @@ impl Loaded {
         answer(&self.table).map_err(|error| DamagedTable {
             loaded: Arc::clone(self),
             error,
-            failures: self.failures.load(Ordering::Acquire),
         })
     }
 

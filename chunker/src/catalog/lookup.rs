@@ -146,20 +146,26 @@ impl Catalog {
     /// was made anew before stays in memory, so that a disk that spoils all files does not keep a
     /// look-up from ending.
     ///
-    /// Takes memory outside of the budget for fetches, of which the caller may hold a part already.
-    /// One table is made at a time.
-    async fn mend(&self, damaged: DamagedTable) -> Result<(), ContentError> {
+    /// Takes memory of the budget for fetches, so no caller may hold a part of it. One table is made at
+    /// a time.
+    ///
+    /// Cancel safety: dropped, it leaves the damaged table in use, and maybe a whole file.
+    ///
+    /// # Errors
+    /// Those of [`Catalog::find_live`]: at once, if an attempt has failed just now. The table is given
+    /// up then.
+    pub(crate) async fn mend(&self, damaged: DamagedTable) -> Result<(), ContentError> {
         let _turn = self.loading.lock().await;
         let loaded = &damaged.loaded;
         if !(self.state().tables.iter()).any(|other| Arc::ptr_eq(other, loaded)) {
             return Ok(());
         }
         if loaded.is_in_memory() {
-            return Err(ContentError::Internal(
-                "a table in memory contradicts itself",
-            ));
+            let error = ContentError::Internal("a table in memory contradicts itself");
+            loaded.note_failure(&error);
+            return Err(error);
         }
-        if let Some(error) = damaged.failed_meanwhile() {
+        if let Some(error) = loaded.recent_failure() {
             return Err(error);
         }
         let reference = loaded.reference();
@@ -182,6 +188,7 @@ impl Catalog {
             tables: state.tables.iter().map(replaced).collect(),
             condemned: state.condemned.clone(),
         });
+        self.mended.lock().insert(reference.name);
         Ok(())
     }
 }

@@ -19,7 +19,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::cache::MemoryCache;
 use crate::crypto::{Class, Keyring};
 use crate::error::ContentError;
-use crate::gate::ByteGate;
+use crate::gate::{ByteGate, Reservation};
 use crate::index::{self, PackRecord, Table, TableBuilder, TableKey};
 use crate::pack::PackName;
 use crate::store_client::StoreClient;
@@ -78,6 +78,8 @@ pub(crate) struct Catalog {
     keyring: Keyring,
     workers: Workers,
     link: Arc<StoreClient>,
+    /// Memory for what is fetched.
+    fetch_gate: Arc<ByteGate>,
     state: RwLock<Arc<CatalogTables>>,
     quarantine: RwLock<HashSet<PackLocation>>,
     damaged: Mutex<HashSet<(PackName, u16)>>,
@@ -103,12 +105,14 @@ impl Catalog {
         keyring: Keyring,
         workers: Workers,
         link: Arc<StoreClient>,
+        fetch_gate: Arc<ByteGate>,
     ) -> Self {
         Self {
             files,
             keyring,
             workers,
             link,
+            fetch_gate,
             state: RwLock::default(),
             quarantine: RwLock::default(),
             damaged: Mutex::default(),
@@ -199,7 +203,6 @@ impl Catalog {
         &self,
         list: &[IndexRef],
         condemned: &HashSet<PackName>,
-        memory: &ByteGate,
     ) -> Result<(), ContentError> {
         let _turn = self.loading.lock().await;
         let before = self.state();
@@ -211,7 +214,7 @@ impl Catalog {
         let missing = list
             .iter()
             .filter(|reference| known(reference.name).is_none());
-        let loads = missing.map(|reference| self.load_one(*reference, memory));
+        let loads = missing.map(|reference| self.load_one(*reference));
         let fresh: Vec<Arc<Loaded>> = futures::stream::iter(loads.collect::<Vec<_>>())
             .buffered(LOADED_AT_ONCE)
             .try_collect()
@@ -240,11 +243,13 @@ impl Catalog {
         Ok(())
     }
 
-    async fn load_one(
-        &self,
-        reference: IndexRef,
-        memory: &ByteGate,
-    ) -> Result<Arc<Loaded>, ContentError> {
+    /// Waits for the memory that the making of a table takes.
+    async fn room_for(&self, reference: IndexRef) -> Reservation {
+        let bytes = reference.bytes.saturating_mul(LOADING_FACTOR);
+        self.fetch_gate.reserve(bytes).await
+    }
+
+    async fn load_one(&self, reference: IndexRef) -> Result<Arc<Loaded>, ContentError> {
         if let Some(files) = &self.files
             && let Some(table) = files
                 .open(reference.name, self.table_key(reference.name))
@@ -252,9 +257,7 @@ impl Catalog {
         {
             return Ok(Arc::new(Loaded::new(reference, table)));
         }
-        let _room = memory
-            .reserve(reference.bytes.saturating_mul(LOADING_FACTOR))
-            .await;
+        let _room = self.room_for(reference).await;
         let records = self.fetch(reference.name).await?;
         let (loaded, _) = self.tabulate(reference, records, Keep::OnDisk).await?;
         Ok(loaded)
@@ -265,10 +268,12 @@ impl Catalog {
         if let Some(files) = &self.files {
             files.remove(reference.name).await;
         }
+        // Not before: reads of what is cached would wait for the store with it.
         let records = self.fetch(reference.name).await?;
-        let keep = match self.mended.lock().insert(reference.name) {
-            true => Keep::OnDisk,
-            false => Keep::InMemory,
+        let _room = self.room_for(reference).await;
+        let keep = match self.mended.lock().contains(&reference.name) {
+            false => Keep::OnDisk,
+            true => Keep::InMemory,
         };
         let (loaded, _) = self.tabulate(reference, records, keep).await?;
         Ok(loaded)

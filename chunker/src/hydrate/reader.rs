@@ -58,7 +58,7 @@ pub(crate) struct Reader {
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) disk: Option<Arc<DiskCache>>,
     pub(crate) saves_requests: bool,
-    pub(crate) fetch_gate: ByteGate,
+    pub(crate) fetch_gate: Arc<ByteGate>,
     pub(super) frames: MemoryCache<FrameKey, Arc<NamedFrame>>,
     pub(crate) segments: MemoryCache<Id, Arc<Segment>>,
     openers: MemoryCache<PackName, Arc<ObjectOpener>>,
@@ -81,7 +81,8 @@ pub(crate) struct ReaderParts {
     /// Whether fetched frames are cached on disk, and neighbours of small files are fetched with
     /// them.
     pub(crate) saves_requests: bool,
-    pub(crate) fetch_bytes: u64,
+    /// Bounds the memory of what is fetched.
+    pub(crate) fetch_gate: Arc<ByteGate>,
     pub(crate) cache_bytes: u64,
 }
 
@@ -102,14 +103,14 @@ impl Reader {
             catalog: parts.catalog,
             disk: parts.disk,
             saves_requests: parts.saves_requests,
-            fetch_gate: ByteGate::new(parts.fetch_bytes),
+            prefetch_gate: ByteGate::new(parts.fetch_gate.capacity()),
+            fetch_gate: parts.fetch_gate,
             frames: MemoryCache::new(parts.cache_bytes - segment_bytes),
             segments: MemoryCache::new(segment_bytes),
             openers: MemoryCache::new(OPENER_BYTES),
             single_flight: SingleFlight::new(),
             regions: MemoryCache::new(REGIONS),
             pending: RwLock::default(),
-            prefetch_gate: ByteGate::new(parts.fetch_bytes),
         }
     }
 

@@ -144,7 +144,7 @@ pub async fn translate(
 fn readable(answer: Result<Bytes, ContentError>) -> Result<Option<Bytes>, ContentError> {
     match answer {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.is_of_the_store() => Err(error),
+        Err(error) if error.leaves_open() => Err(error),
         Err(_) => Ok(None),
     }
 }

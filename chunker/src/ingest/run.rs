@@ -322,11 +322,19 @@ fn look_up(shared: &Runtime, id: &Id, matching: Matching) -> Found {
 }
 
 /// Returns the pack of a blob that was looked up. If a table was damaged, has it made anew and
-/// looks again. If that fails, the blob counts as absent: it is stored once more.
-async fn settle(shared: &Runtime, id: &Id, found: Found) -> Option<PackName> {
-    match found {
-        Ok(found) => found,
-        Err(_) => shared.catalog.find_live(id).await.unwrap_or_default(),
+/// looks again. If that fails, the table is not asked: what only it lists is stored once more.
+async fn settle(shared: &Runtime, id: &Id, mut found: Found) -> Option<PackName> {
+    loop {
+        let damaged = match found {
+            Ok(found) => return found,
+            Err(damaged) => damaged,
+        };
+        // Other blobs were looked up before an attempt failed.
+        if !damaged.is_given_up() {
+            // After a failure the table is not asked again, so this ends.
+            let _ = shared.catalog.mend(damaged).await;
+        }
+        found = shared.catalog.find_live_now(id);
     }
 }
 
@@ -399,7 +407,12 @@ pub(super) async fn store_blob(
 
 /// Does the work of [`Ingest::adopt_blob`].
 async fn adopt(session: &Arc<Session>, kind: Kind, id: Id) -> Result<(), ContentError> {
-    let known = session.shared.catalog.find_live(&id).await?;
+    let found = session.shared.catalog.find_live(&id).await;
+    let (known, error) = match found {
+        Ok(known) => (known, ContentError::Unknown { kind, id }),
+        // The session's own blobs are in no table.
+        Err(error) => (None, error),
+    };
     let mut pending_index = session.pending_index();
     if let Some(pack) = session.still_live(known) {
         pending_index.rely_on(pack, kind, id);
@@ -407,7 +420,7 @@ async fn adopt(session: &Arc<Session>, kind: Kind, id: Id) -> Result<(), Content
     }
     match pending_index.has(kind, id) {
         true => Ok(()),
-        false => Err(ContentError::Unknown { kind, id }),
+        false => Err(error),
     }
 }
 

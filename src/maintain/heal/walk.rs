@@ -389,7 +389,7 @@ fn children(node: &Node, range: &Range<Key>) -> Vec<Work> {
 fn readable<T>(read: Result<T, VolumeError>) -> Result<Option<T>, RootError> {
     match read {
         Ok(found) => Ok(Some(found)),
-        Err(VolumeError::ContentStore(error)) if error.is_of_the_store() => {
+        Err(VolumeError::ContentStore(error)) if error.leaves_open() => {
             Err(ContentError::clone(&error).into())
         }
         Err(_) => Ok(None),

@@ -64,11 +64,28 @@ impl Machine {
     }
 
     fn some_id(&self) -> Id {
-        match self.stored.extents[0].target {
+        self.ids()[0]
+    }
+
+    fn ids(&self) -> Vec<Id> {
+        let extents = self.stored.extents.iter();
+        let ids = extents.map(|extent| match extent.target {
             Some(Target::Chunk(id) | Target::Segment(id)) => id,
             None => panic!("the file has no holes"),
-        }
+        });
+        ids.collect()
     }
+
+    fn lose_index_objects(&self) {
+        self.world.bucket.script(|_, key| match is_index(key) {
+            true => Verdict::Fail(StoreErrorKind::NotFound),
+            false => Verdict::Pass,
+        });
+    }
+}
+
+fn is_index(key: &str) -> bool {
+    key.starts_with("index/")
 }
 
 /// Changes a file that is open elsewhere, without another one in its place.
@@ -191,17 +208,12 @@ async fn what_a_damaged_table_holds_is_not_stored_again() {
 }
 
 #[tokio::test]
-async fn without_the_index_object_a_damaged_table_is_an_error_and_writers_go_on() {
+async fn without_the_index_object_a_damaged_table_is_an_error() {
     let mut machine = Machine::new(88).await;
-    let packs = machine.world.bucket.count("data/");
     let content_store = machine.world.loaded().await;
     let ingest = machine.world.ingest(&content_store);
     overwrite(&machine.path(), &spoiled(&machine.table()));
-    let fail = |_, key: &str| match key.starts_with("index/") {
-        true => Verdict::Fail(StoreErrorKind::NotFound),
-        false => Verdict::Pass,
-    };
-    machine.world.bucket.script(fail);
+    machine.lose_index_objects();
     // Nothing says that the blobs are absent.
     let missing = |error: &ContentError| {
         matches!(error, ContentError::Index(_)) && error.wants_newer_root() && !error.is_lost()
@@ -212,23 +224,16 @@ async fn without_the_index_object_a_damaged_table_is_an_error_and_writers_go_on(
     assert!(missing(&read.expect_err("no table answers")));
     let adopted = ingest.adopt(machine.stored.extents[0].target.expect("is there"));
     assert!(missing(&adopted.await.expect_err("no table answers")));
-    machine.fetched();
-    let file = machine.file.clone();
-    let again = store_file(&ingest, Profile::Content, &file, MIB).await;
-    assert_eq!(again, machine.stored);
-    assert!(machine.fetched() <= 1, "one attempt serves all chunks");
     // Once the store gives it again, it is made anew.
     machine.world.bucket.behave();
+    machine.fetched();
     let loaded = content_store
         .load_index(&machine.world.index, &HashSet::new())
         .await;
     loaded.expect("loads");
+    assert_eq!(machine.fetched(), 1, "loading does it, before a read");
     machine.assert_reads(&content_store).await;
-    machine.world.commit(&ingest).await;
-    assert!(
-        machine.world.bucket.count("data/") > packs,
-        "it was stored again"
-    );
+    assert_eq!(machine.fetched(), 0);
 }
 
 #[tokio::test]
@@ -258,4 +263,70 @@ async fn many_look_ups_that_meet_one_damage_fetch_the_index_object_once() {
         assert_eq!(found.expect("answers").len(), 1);
     }
     assert_eq!(machine.fetched(), 1);
+}
+
+#[tokio::test]
+async fn without_the_index_object_one_attempt_serves_all_chunks_of_a_writer() {
+    let mut machine = Machine::new(91).await;
+    let packs = machine.world.bucket.count("data/");
+    let content_store = machine.world.loaded().await;
+    let ingest = machine.world.ingest(&content_store);
+    overwrite(&machine.path(), &spoiled(&machine.table()));
+    machine.lose_index_objects();
+    machine.fetched();
+    let file = machine.file.clone();
+    let again = store_file(&ingest, Profile::Content, &file, MIB).await;
+    assert_eq!(again, machine.stored);
+    assert_eq!(machine.fetched(), 1);
+    machine.world.bucket.behave();
+    machine.world.commit(&ingest).await;
+    assert!(
+        machine.world.bucket.count("data/") > packs,
+        "it was stored again"
+    );
+}
+
+#[tokio::test]
+async fn without_the_index_object_many_look_ups_make_few_attempts() {
+    let machine = Machine::new(92).await;
+    let content_store = machine.world.loaded().await;
+    overwrite(&machine.path(), &spoiled(&machine.table()));
+    machine.lose_index_objects();
+    machine.fetched();
+    let ids = machine.ids();
+    let looks = ids.iter().cycle().take(200);
+    let looks = looks.map(|id| content_store.places(id));
+    for found in futures::future::join_all(looks).await {
+        assert!(matches!(found, Err(ContentError::Index(_))));
+    }
+    // A failure counts for a second.
+    assert!((1..=3).contains(&machine.fetched()));
+}
+
+#[tokio::test]
+async fn a_dropped_look_up_leaves_the_making_of_a_table_to_the_next_one() {
+    let machine = Machine::new(93).await;
+    let whole = machine.table();
+    let content_store = machine.world.loaded().await;
+    overwrite(&machine.path(), &spoiled(&whole));
+    machine.world.bucket.script(|_, key| match is_index(key) {
+        true => Verdict::Hang,
+        false => Verdict::Pass,
+    });
+    machine.fetched();
+    let id = machine.some_id();
+    let is_asked = async {
+        while machine.fetched() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        found = content_store.places(&id) => panic!("{found:?} without the index object"),
+        () = is_asked => {}
+    }
+    machine.world.bucket.behave();
+    machine.fetched();
+    machine.assert_reads(&content_store).await;
+    assert_eq!(machine.fetched(), 1);
+    assert!(machine.table() == whole, "it was not made anew before");
 }

@@ -152,6 +152,38 @@ fn who_waits_in_fsync_is_answered_and_holds_nothing_up() {
     }
 }
 
+/// The mount is told to end while a journal reads the changes that it is to describe, one at a time.
+#[test]
+fn an_end_in_the_middle_of_a_capture_loses_nothing() {
+    for turns in [1, 20, 100, 300] {
+        paused(async {
+            let world = World::new(seconds(300)).await;
+            let mount = world.mount().await;
+            world.fails_with(Fault::Hang);
+            mount.0.volume().expect("writable").capture_at_once(1);
+            let mut last = None;
+            for number in 1..=300 {
+                last = Some(
+                    mount
+                        .write(&format!("closed-{number}"), &contents(number))
+                        .await,
+                );
+            }
+            let file = last.expect("written");
+            let (sender, mut answer) = tokio::sync::oneshot::channel();
+            let reply = Reply::new("fsync", move |result| _ = sender.send(result));
+            mount.0.vfs.fsync(file.0, file.1, false, reply);
+            for _ in 0..turns {
+                tokio::task::yield_now().await;
+            }
+            answer.try_recv().expect_err("it reads");
+            end(mount, seconds(0)).await.expect_err("no store");
+            let closed: Vec<u64> = (1..=300).collect();
+            all_are_there(&world.mount_again().await, &closed).await;
+        });
+    }
+}
+
 /// Another machine has taken the volume over, and a journal arrives where nothing looks for it. The
 /// mount does not learn that.
 #[test]

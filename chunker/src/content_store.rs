@@ -16,7 +16,7 @@ use bkfs_store::Store;
 use bkfs_store::entropy::Entropy;
 
 use crate::cache::{DiskCache, make_directory};
-use crate::catalog::{Catalog, IndexRef, PackLocation, TableFiles};
+use crate::catalog::{Catalog, IndexRef, ListedCopies, PackLocation, TableFiles};
 use crate::crypto::Keyring;
 use crate::error::ContentError;
 use crate::gate::ByteGate;
@@ -245,6 +245,20 @@ impl ContentStore {
         prefix: &Prefix,
     ) -> Result<Vec<(PackName, u16, u16)>, ContentError> {
         self.shared.catalog.slots(prefix).await
+    }
+
+    /// Returns all copies of many blobs in the loaded index, by index object, those in condemned
+    /// packs included. One pass over each table answers for all of them.
+    ///
+    /// `asked` is sorted, has each prefix once, and has fewer than 2³² of them.
+    ///
+    /// # Errors
+    /// Those of [`ContentStore::places`].
+    pub async fn copies_of(
+        &self,
+        asked: &Arc<[Prefix]>,
+    ) -> Result<Vec<ListedCopies>, ContentError> {
+        self.shared.catalog.copies_of(asked).await
     }
 
     /// Returns all copies of the blob with this prefix in the packs of

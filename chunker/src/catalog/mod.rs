@@ -3,11 +3,12 @@
 //! Owns the index objects that the root lists, as sorted tables on disk or in memory. Also owns the
 //! sets of condemned packs, quarantined places and frames that were found damaged. Does not decide
 //! which index objects are current: the caller passes the root's list. `lookup` owns what is asked
-//! of the tables.
+//! of the tables, and `many` the look-ups of many blobs at once.
 
 mod files;
 mod loaded;
 mod lookup;
+mod many;
 mod reference;
 
 use std::collections::HashSet;
@@ -28,6 +29,7 @@ use crate::workers::{Scratch, Workers};
 use files::TableBytes;
 pub(crate) use files::TableFiles;
 pub(crate) use loaded::{Candidate, DamagedTable, Loaded, Location};
+pub use many::{ListedCopies, ListedCopy};
 pub use reference::{IndexRef, name_bytes};
 
 /// Maximum number of index objects that are loaded concurrently.

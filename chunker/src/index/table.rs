@@ -171,6 +171,48 @@ impl<B: ReadAt> Table<B> {
         Ok(found)
     }
 
+    /// Passes all positions of the blobs with these prefixes to `each`, with the position of the
+    /// prefix in `asked`. `asked` is sorted and has each prefix once.
+    ///
+    /// Reads each block of entries at most once, in order, and those blocks only where one of the
+    /// prefixes may be. So many prefixes cost no more than one pass over the entries.
+    ///
+    /// # Errors
+    /// Those of [`Table::find`], after some positions may have been passed.
+    pub fn find_all(
+        &self,
+        asked: &[Prefix],
+        each: &mut dyn FnMut(usize, Location),
+    ) -> Result<(), TableError> {
+        let leaves = self.layout.entries.end - self.layout.entries.start;
+        let mut block = [0; BLOCK_LEN];
+        let (mut at, mut next_leaf) = (0, 0);
+        while let Some(prefix) = asked.get(at) {
+            let Some(leaf) = self.first_leaf(prefix)? else {
+                return Ok(());
+            };
+            let leaf = leaf.max(next_leaf);
+            if leaf >= leaves {
+                return Ok(());
+            }
+            let entries = self.leaf(leaf, &mut block)?;
+            let mut last = *prefix;
+            let start = entries.partition_point(|entry| entry_of(entry).0 < *prefix);
+            for entry in &entries[start..] {
+                let (of, location) = entry_of(entry);
+                at += ahead(&asked[at..], &of);
+                if asked.get(at) == Some(&of) {
+                    each(at, location);
+                }
+                last = of;
+            }
+            // The next block may go on with the prefix with which this one ends.
+            at += ahead(&asked[at..], &last);
+            next_leaf = leaf + 1;
+        }
+        Ok(())
+    }
+
     /// Returns true if a pack of this table holds a blob with this prefix.
     ///
     /// # Errors
@@ -359,6 +401,16 @@ impl<B: ReadAt> Table<B> {
             false => Err(TableError::Checksum { block: number }),
         }
     }
+}
+
+/// Returns how many of these sorted prefixes come before `prefix`. Looks at the first ones first.
+fn ahead(sorted: &[Prefix], prefix: &Prefix) -> usize {
+    let mut step = 1;
+    while sorted.get(step - 1).is_some_and(|other| other < prefix) {
+        step *= 2;
+    }
+    let (from, to) = (step / 2, sorted.len().min(step));
+    from + sorted[from..to].partition_point(|other| other < prefix)
 }
 
 fn entry_of(entry: &[u8; ENTRY_LEN]) -> (Prefix, Location) {

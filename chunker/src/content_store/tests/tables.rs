@@ -330,3 +330,56 @@ async fn a_dropped_look_up_leaves_the_making_of_a_table_to_the_next_one() {
     assert_eq!(machine.fetched(), 1);
     assert!(machine.table() == whole, "it was not made anew before");
 }
+
+/// Asserts that a look-up of many blobs answers as look-ups of one do.
+async fn assert_copies(content_store: &ContentStore, ids: &[Id]) {
+    let mut asked: Vec<Prefix> = ids.iter().map(Id::prefix).collect();
+    asked.push(Prefix([7; Prefix::LEN]));
+    asked.sort_unstable();
+    asked.dedup();
+    let asked: Arc<[Prefix]> = asked.into();
+    let listed = content_store.copies_of(&asked).await.expect("answers");
+    let mut found = vec![Vec::new(); asked.len()];
+    for index in &listed {
+        assert!(index.copies.is_sorted());
+        for copy in &index.copies {
+            let pack = index.packs[copy.pack as usize];
+            found[copy.asked as usize].push((pack, copy.frame, copy.slot));
+        }
+    }
+    for (prefix, mut found) in asked.iter().zip(found) {
+        let mut one = content_store.slots_of(prefix).await.expect("answers");
+        found.sort_unstable();
+        one.sort_unstable();
+        assert_eq!(found, one);
+    }
+}
+
+#[tokio::test]
+async fn many_look_ups_at_once_answer_as_one_by_one_whatever_becomes_of_the_file() {
+    let machine = Machine::new(94).await;
+    let whole = machine.table();
+    let ids = machine.ids();
+    let content_store = machine.world.loaded().await;
+    assert_copies(&content_store, &ids).await;
+    // Once the table is made anew in the middle of the look-up, and then it stays in memory.
+    machine.fetched();
+    for _ in 0..2 {
+        overwrite(&machine.path(), &spoiled(&whole));
+        assert_copies(&content_store, &ids).await;
+        assert_eq!(machine.fetched(), 1);
+    }
+    assert_copies(&content_store, &ids).await;
+    assert_eq!(machine.fetched(), 0);
+}
+
+#[tokio::test]
+async fn many_look_ups_at_once_fail_without_the_index_object() {
+    let machine = Machine::new(95).await;
+    let content_store = machine.world.loaded().await;
+    overwrite(&machine.path(), &spoiled(&machine.table()));
+    machine.lose_index_objects();
+    let asked: Arc<[Prefix]> = [machine.some_id().prefix()].into();
+    let found = content_store.copies_of(&asked).await;
+    assert!(matches!(found, Err(ContentError::Index(_))));
+}

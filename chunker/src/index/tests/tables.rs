@@ -338,6 +338,19 @@ fn equal_prefixes_are_found_across_blocks_and_filters() {
             .iter()
             .flat_map(|(prefix, all)| all.iter().map(|one| (*prefix, *one)));
         assert!(opened.entries().map(Result::unwrap).eq(flat));
+        // Strangers among those that begin alike, and behind them.
+        let strangers = (400..900u16).map(|number| {
+            let mut bytes = [9; 16];
+            bytes[13..].copy_from_slice(&[8 + (number % 3) as u8, 1, number as u8]);
+            Prefix(bytes)
+        });
+        for step in [1, 7, 170] {
+            let known = expected.keys().copied().step_by(step);
+            let mut asked: Vec<Prefix> = known.chain(strangers.clone()).collect();
+            asked.sort_unstable();
+            asked.dedup();
+            finds_all(&opened, &asked);
+        }
     }
 }
 
@@ -422,5 +435,89 @@ proptest! {
             }
         }
         let _ = table.entries().count();
+    }
+}
+
+/// Returns what a look-up of many prefixes finds.
+fn find_all<B: ReadAt>(table: &Table<B>, asked: &[Prefix]) -> Answers {
+    let mut found = Answers::new();
+    let mut each = |at: usize, location| found.entry(asked[at]).or_default().push(location);
+    table.find_all(asked, &mut each).expect("it is whole");
+    found
+}
+
+/// Asserts that a look-up of many prefixes answers as many look-ups of one do.
+fn finds_all<B: ReadAt>(table: &Table<B>, asked: &[Prefix]) {
+    let mut found = find_all(table, asked);
+    for prefix in asked {
+        let one = table.find(prefix).expect("it is whole");
+        assert_eq!(found.remove(prefix).unwrap_or_default(), one);
+    }
+    assert!(found.is_empty());
+}
+
+/// Some blobs are in so many packs that their entries fill several blocks.
+#[test]
+fn many_prefixes_are_found_like_one() {
+    let everywhere: Vec<Prefix> = (0..3).map(|number| random(number * 500)).collect();
+    let packs = (0..1_000).map(|sequence| {
+        let own = random(10_000 + sequence);
+        let frame = [&everywhere[..], &[own]].concat();
+        record(sequence, Class::DataPack, &[frame])
+    });
+    let records: Vec<_> = packs.collect();
+    let bytes = table(&records);
+    let table_of_all = Table::open(bytes.as_slice(), key()).expect("opens");
+    let mut asked: Vec<Prefix> = answers(&records).into_keys().collect();
+    finds_all(&table_of_all, &asked);
+    asked.extend((500_000..505_000).map(random));
+    asked.sort_unstable();
+    for step in [1, 2, 13, 500, 5_999] {
+        let some: Vec<Prefix> = asked.iter().copied().step_by(step).collect();
+        finds_all(&table_of_all, &some);
+    }
+    let is_everywhere = |prefix: &Prefix| everywhere.contains(prefix);
+    let (often, _): (Vec<_>, Vec<_>) = asked.iter().copied().partition(is_everywhere);
+    finds_all(&table_of_all, &often);
+    finds_all(&table_of_all, &[]);
+    let empty = table(&[]);
+    finds_all(
+        &Table::open(empty.as_slice(), key()).expect("opens"),
+        &asked,
+    );
+}
+
+#[test]
+fn many_prefixes_read_each_block_once() {
+    // More blocks than one block of fences has.
+    let prefixes: Vec<Prefix> = (0..100_000).map(random).collect();
+    let bytes = Shared::new(table(&[record(1, Class::DataPack, &frames(&prefixes))]));
+    let table = Table::open(bytes.clone(), key()).expect("opens");
+    let mut asked = prefixes;
+    asked.sort_unstable();
+    // The first time, fences as well.
+    assert_eq!(find_all(&table, &asked).len(), asked.len());
+    bytes.read();
+    assert_eq!(find_all(&table, &asked).len(), asked.len());
+    assert_eq!(bytes.read(), 100_000_usize.div_ceil(170) * BLOCK_LEN);
+    // Three neighbours are in one block or two, and the block after them may go on with the last.
+    assert_eq!(find_all(&table, &asked[7_000..7_003]).len(), 3);
+    assert!(bytes.read() <= 3 * BLOCK_LEN);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    #[test]
+    fn any_prefixes_are_found_like_one(
+        records in records(), strangers in prop::collection::vec(prefix(), 0..40), step in 1..5_usize,
+    ) {
+        let bytes = table(&records);
+        let table = Table::open(bytes.as_slice(), key()).unwrap();
+        let known = answers(&records).into_keys().step_by(step);
+        let mut asked: Vec<Prefix> = known.chain(strangers).collect();
+        asked.sort_unstable();
+        asked.dedup();
+        finds_all(&table, &asked);
     }
 }

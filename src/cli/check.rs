@@ -15,6 +15,7 @@ use crate::cli::progress::{Bar, Position};
 use crate::cli::runtime::block_on;
 use crate::cli::source::Source;
 use crate::cli::target::target;
+use crate::cli::workspace::workspace;
 use crate::environment::Environment;
 use crate::maintain::check::check;
 use crate::maintain::heal::counts::Healed;
@@ -23,7 +24,6 @@ use crate::maintain::options::{CheckOptions, CheckProgress};
 use crate::maintain::repair;
 use crate::maintain::report::{Note, Problem, Report, Stray};
 use crate::maintain::sample::Sample;
-use crate::maintain::workspace::directory::WorkDirectory;
 use crate::maintain::workspace::{Announce, Need, Workspace};
 use crate::mounting::settings::Settings;
 use crate::places;
@@ -139,7 +139,7 @@ pub fn run(command: Check, global: &Global, output: &Output) -> Result<(), Failu
         }
         options.gives_up = command.give_up_forgotten;
         options.data = command.sample(&options);
-        options.workspace = workspace(command.work_dir.as_ref(), &options, output);
+        options.workspace = telling(command.work_dir.as_ref(), output);
         if let Some(seed) = options.data.seed() {
             output.remark(format_args!(
                 "the seed of the sample is {seed}; --seed {seed} repeats it"
@@ -249,13 +249,8 @@ fn options(bare: &Bare) -> CheckOptions {
     options
 }
 
-/// The working data of a check: in memory up to its default, and on disk beyond that.
-fn workspace(directory: Option<&PathBuf>, options: &CheckOptions, output: &Output) -> Workspace {
-    let by_default = || {
-        let cache = places::cache_dir().unwrap_or_else(std::env::temp_dir);
-        cache.join("check")
-    };
-    let directory = directory.cloned().unwrap_or_else(by_default);
+/// The working data of a check. It tells what space it may need.
+fn telling(directory: Option<&PathBuf>, output: &Output) -> Workspace {
     let output = output.clone();
     let is_told = AtomicBool::new(false);
     let tell = move |need: &Need| {
@@ -265,12 +260,8 @@ fn workspace(directory: Option<&PathBuf>, options: &CheckOptions, output: &Outpu
         }
     };
     Workspace {
-        medium: Some(Arc::new(WorkDirectory::new(
-            directory,
-            options.entropy.clone(),
-        ))),
         announce: Some(Announce::new(tell)),
-        ..Workspace::default()
+        ..workspace("check", directory)
     }
 }
 

@@ -1,5 +1,6 @@
 //! `bkfs gc URL [--dry-run] [--undelete-window 7d]`
 
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use jiff::Timestamp;
@@ -11,6 +12,7 @@ use crate::cli::output::{Failure, Output, bytes};
 use crate::cli::progress::{Bar, Position};
 use crate::cli::runtime::block_on;
 use crate::cli::target::target;
+use crate::cli::workspace::workspace;
 use crate::maintain::collect::locks::Waiting;
 use crate::maintain::collect::plan::Effort;
 use crate::maintain::collect::share::{Count, FLOOR_BYTES, LIMIT_PERCENT, Share};
@@ -67,6 +69,10 @@ pub struct Gc {
         value_parser = lock_days
     )]
     lock_days: Option<u32>,
+    /// Write working data, up to 1 GiB, to this directory if the repository is large; by default to
+    /// the directory gc in that of the cache
+    #[arg(long, value_name = "DIR")]
+    work_dir: Option<PathBuf>,
 }
 
 fn percent(text: &str) -> Result<f64, String> {
@@ -102,6 +108,7 @@ pub fn run(command: Gc, global: &Global, output: &Output) -> Result<(), Failure>
             undelete_window: command.undelete_window.0,
             lock_days: command.lock_days,
             state_dir: places::state_dir(),
+            workspace: workspace("gc", command.work_dir.as_ref()),
             effort: Effort {
                 threshold: command.repack_below,
                 budget_bytes: command.repack_budget.unwrap_or(u64::MAX),

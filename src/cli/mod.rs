@@ -48,6 +48,7 @@ mod status;
 mod target;
 mod tool;
 mod umount;
+mod workspace;
 
 use options::Global;
 use output::{Output, complain};

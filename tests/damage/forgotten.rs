@@ -9,6 +9,7 @@ use bkfs::maintain::collect::{Options, collect, prospect, verifier};
 use bkfs::maintain::options::CheckOptions;
 use bkfs::maintain::repair::plan;
 use bkfs::maintain::repair_plan::RepairPlan;
+use bkfs::maintain::workspace::Workspace;
 use bkfs::repository::Repository;
 use bkfs::root::error::RootError;
 use bkfs::root::forget::ListChanger;
@@ -90,6 +91,7 @@ fn unlist(store: &Arc<MemoryStore>, packs: &BTreeSet<PackName>) {
 async fn gather_slowly(repository: &Repository) -> Result<u64, RootError> {
     let options = Options {
         undelete_window: SignedDuration::from_hours(24 * 7),
+        workspace: Workspace::IN_MEMORY,
         state_dir: None,
         lock_days: None,
         effort: Effort::default(),

@@ -9,6 +9,7 @@ use bkfs::maintain::heal::counts::Healed;
 use bkfs::maintain::heal::heal;
 use bkfs::maintain::repair::{execute, plan};
 use bkfs::maintain::report::Report;
+use bkfs::maintain::workspace::Workspace;
 use bkfs::replicate::Replication;
 use bkfs::replicate::progress::CopyProgress;
 use bkfs::repository::{Repository, open_in};
@@ -156,6 +157,7 @@ impl Pair {
             let repository = open(store.clone(), self.fixture.password).await;
             let options = Options {
                 undelete_window: SignedDuration::ZERO,
+                workspace: Workspace::IN_MEMORY,
                 state_dir: None,
                 effort: Effort::default(),
                 lock_days: None,

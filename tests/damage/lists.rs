@@ -8,6 +8,7 @@ use bkfs::maintain::check::check;
 use bkfs::maintain::collect::plan::Effort;
 use bkfs::maintain::collect::{Collected, Options, collect, prospect};
 use bkfs::maintain::quarantine;
+use bkfs::maintain::workspace::Workspace;
 use bkfs::repository::{Repository, open_in};
 use bkfs::root::chain::{NonceEntry, OlderPart};
 use bkfs::root::error::RootError;
@@ -77,6 +78,7 @@ pub async fn forget(repository: &Repository, name: &str) {
 pub async fn gather(repository: &Repository) -> Result<Collected, RootError> {
     let options = Options {
         undelete_window: SignedDuration::ZERO,
+        workspace: Workspace::IN_MEMORY,
         state_dir: None,
         lock_days: None,
         effort: Effort::default(),

@@ -11,6 +11,7 @@ use bkfs::maintain::collect::plan::Effort;
 use bkfs::maintain::collect::{Options, Prospect, prospect};
 use bkfs::maintain::options::CheckOptions;
 use bkfs::maintain::quarantine;
+use bkfs::maintain::workspace::Workspace;
 use bkfs::root::holder::SystemProcesses;
 use bkfs_chunker::catalog::PackLocation;
 use bkfs_chunker::crypto::Class;
@@ -37,6 +38,7 @@ fn look(store: &Arc<MemoryStore>, state: &Path) -> (Prospect, Timestamp) {
         let repository = open(store.clone()).await;
         let options = Options {
             undelete_window: SignedDuration::from_hours(24 * 7),
+            workspace: Workspace::IN_MEMORY,
             state_dir: Some(state.to_owned()),
             lock_days: None,
             effort: Effort::default(),

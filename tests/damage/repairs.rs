@@ -9,6 +9,7 @@ use bkfs::maintain::collect::{Options, collect, prospect};
 use bkfs::maintain::options::CheckOptions;
 use bkfs::maintain::repair::{execute, plan};
 use bkfs::maintain::report::{ProblemKind, Report};
+use bkfs::maintain::workspace::Workspace;
 use bkfs::repository::open_in;
 use bkfs::root::chain::OlderPart;
 use bkfs::root::state::Root;
@@ -86,6 +87,7 @@ fn gather(store: &Arc<MemoryStore>) -> u64 {
         let repository = repository.expect("opens");
         let options = Options {
             undelete_window: SignedDuration::ZERO,
+            workspace: Workspace::IN_MEMORY,
             state_dir: None,
             lock_days: None,
             effort: Effort::default(),

@@ -14,6 +14,7 @@ use bkfs::maintain::collect::{Options, collect, prospect};
 use bkfs::maintain::quarantine;
 use bkfs::maintain::repair::plan;
 use bkfs::maintain::scrub::{Facts, PositionFile, Scrubber, Surroundings};
+use bkfs::maintain::workspace::Workspace;
 use bkfs::repository::{Repository, open_in};
 use bkfs::root::error::RootError;
 use bkfs_chunker::catalog::PackLocation;
@@ -461,6 +462,7 @@ fn what_was_collected_meanwhile_is_no_damage() {
         let position = running.facts().position.expect("a pack was verified");
         let options = Options {
             undelete_window: SignedDuration::ZERO,
+            workspace: Workspace::IN_MEMORY,
             state_dir: None,
             effort: Effort::default(),
             lock_days: None,

@@ -6,13 +6,10 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use bkfs::maintain::collect::mark::{Expiry, Marker};
 use bkfs::maintain::collect::plan::Effort;
-use bkfs::maintain::collect::sightings::Sightings;
 use bkfs::maintain::collect::sweep::{delete, orphans};
-use bkfs::maintain::collect::{
-    Collected, Options, Prospect, collect, may_delete, prospect, verifier,
-};
+use bkfs::maintain::collect::{Collected, Options, Prospect, collect, may_delete, prospect};
+use bkfs::maintain::workspace::Workspace;
 use bkfs::repository::Repository;
 use bkfs::root::forget::ListChanger;
 use bkfs::root::lists::DirectLists;
@@ -27,6 +24,7 @@ use crate::host::{Bucket, Host, noise};
 
 pub const OPTIONS: Options = Options {
     undelete_window: SignedDuration::ZERO,
+    workspace: Workspace::IN_MEMORY,
     state_dir: None,
     lock_days: None,
     effort: Effort {
@@ -254,150 +252,13 @@ fn what_is_committed_while_a_collection_looks_is_kept() {
 }
 
 /// Makes five snapshots, `one` and `round 0` to `round 3`, each with metadata of its own.
-fn five_snapshots(bucket: &Bucket) {
+pub fn five_snapshots(bucket: &Bucket) {
     let host = with_snapshot_of(bucket, &noise(1, 5 << 20));
     for round in 0..4 {
         host.write("file", round << 20, noise(round, 3 << 20));
         snapshot(&host, &format!("round {round}"));
     }
     host.finish().expect("unmounted");
-}
-
-fn marker(repository: &Repository) -> Marker {
-    let (content_store, lists) = (repository.content_store.clone(), repository.lists.clone());
-    let verifier = verifier(repository).expect("threads");
-    let expiry = Expiry {
-        before: Timestamp::MIN,
-        now: Timestamp::MIN,
-        seen: Sightings::default(),
-    };
-    Marker::new(verifier, content_store, lists, expiry)
-}
-
-/// Blobs that another collector has moved are needed in their new place, whatever was marked
-/// before.
-#[test]
-fn marking_begins_anew_when_another_collector_was_faster() {
-    let bucket = Bucket::new();
-    five_snapshots(&bucket);
-    bucket.work(bucket.memory.clone(), async |slow| {
-        let mut overtaken = marker(slow);
-        let before = slow.handle.current();
-        overtaken.mark(&before.root).await.expect("marked");
-        let faster = || {
-            bucket.work(bucket.memory.clone(), async |repository| {
-                forget(repository, "one").await;
-                forget(repository, "round 1").await;
-                gather(repository).await
-            })
-        };
-        let faster = std::thread::scope(|scope| scope.spawn(faster).join());
-        assert!(faster.expect("no panic").condemned.packs > 0);
-        let after = slow.handle.refresh().await.expect("read");
-        assert!(after.root.epoch > before.root.epoch);
-        overtaken.mark(&after.root).await.expect("marked");
-        let mut fresh = marker(slow);
-        fresh.mark(&after.root).await.expect("marked");
-        assert_eq!(overtaken.live, fresh.live);
-        for name in &fresh.live {
-            let needed = |marker: &Marker| marker.marks.pack(name).map(|pack| pack.reached);
-            assert_eq!(needed(&overtaken), needed(&fresh), "{name}");
-        }
-    });
-}
-
-/// A pack that could not be read the first time is read the second time, and does not count as
-/// marked.
-#[test]
-fn marking_goes_on_where_it_failed() {
-    let bucket = Bucket::new();
-    five_snapshots(&bucket);
-    let (mut strikes, mut failures) = (0, 0);
-    // The pack is not found, or one of its frames is damaged.
-    for fault in [Fault::Missing, Fault::FlipBit(8 * 170)] {
-        for failing in 1.. {
-            let strike = Strike::with(fault.clone()).keys("meta/").nth(failing);
-            match marks_the_same_after(&bucket, strike) {
-                Struck::Not => break,
-                Struck::Failed => failures += 1,
-                Struck::ReadAgain => {}
-            }
-            strikes += 1;
-        }
-    }
-    assert!(strikes > 6, "only {strikes} reads");
-    assert!(failures > 1, "only {failures} of {strikes} failed");
-}
-
-/// The effect of a fault on marking.
-enum Struck {
-    /// The fault came too late.
-    Not,
-    /// Marking failed.
-    Failed,
-    /// The pack was read ahead, and read again when its turn came.
-    ReadAgain,
-}
-
-/// Marks under a fault, and again without it if that fails. Checks that the marks are those of a
-/// run without faults.
-fn marks_the_same_after(bucket: &Bucket, strike: Strike) -> Struck {
-    let faults = Arc::new(FaultStore::new(bucket.memory.clone()));
-    let store: Arc<dyn Store> = faults.clone();
-    bucket.work(store, async |repository| {
-        let new = || marker(repository);
-        let root = &repository.handle.current().root;
-        let mut whole = new();
-        whole.mark(root).await.expect("marked");
-        let mut twice = new();
-        let before = faults.struck();
-        faults.plan(strike);
-        let marked = twice.mark(root).await;
-        if faults.struck() == before {
-            return Struck::Not;
-        }
-        if marked.is_err() {
-            twice.mark(root).await.expect("marked");
-        }
-        for (name, pack) in whole.marks.packs() {
-            let known = twice.marks.pack(name).expect("known");
-            assert_eq!(known.reached, pack.reached, "{name}");
-        }
-        match marked {
-            Ok(()) => Struck::ReadAgain,
-            Err(_) => Struck::Failed,
-        }
-    })
-}
-
-/// This holds in whichever order packs lead to each other.
-#[test]
-fn marking_reads_no_metadata_pack_twice() {
-    let bucket = Bucket::new();
-    for session in 0..4 {
-        let host = bucket.host();
-        for round in 0..4 {
-            let name = format!("file {}", (session + round) % 5);
-            host.write(&name, round << 18, noise(4 * session + round, 1 << 20));
-            host.run(host.volume().commit()).expect("committed");
-        }
-        host.finish().expect("unmounted");
-    }
-    let packs = bucket.count("meta/") as u64;
-    bucket.work(bucket.memory.clone(), async |repository| {
-        let mut marker = marker(repository);
-        let root = &repository.handle.current().root;
-        marker.mark(root).await.expect("marked");
-        assert!(marker.packs_read > 4, "only {} reads", marker.packs_read);
-        assert!(
-            marker.packs_read <= packs,
-            "{} reads of {packs} packs",
-            marker.packs_read
-        );
-        let before = marker.packs_read;
-        marker.mark(root).await.expect("marked");
-        assert_eq!(marker.packs_read, before, "nothing is new");
-    });
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod history;
 mod host;
 mod layers;
 mod locks;
+mod marking;
 mod missing;
 mod outages;
 mod outcome;

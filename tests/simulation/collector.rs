@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bkfs::maintain::collect::plan::Effort;
 use bkfs::maintain::collect::{Collected, Options, collect, prospect};
+use bkfs::maintain::workspace::Workspace;
 use bkfs::repository::Repository;
 use bkfs::root::error::{ErrorKind, RootError};
 use bkfs::root::forget::ListChanger;
@@ -106,6 +107,7 @@ async fn once(world: &Rc<World>, store: Arc<crate::store::SimStore>, wish: &Wish
 pub async fn gather(repository: &Repository) -> Result<Collected, RootError> {
     let options = Options {
         undelete_window: SignedDuration::ZERO,
+        workspace: Workspace::IN_MEMORY,
         state_dir: None,
         lock_days: None,
         effort: Effort::default(),

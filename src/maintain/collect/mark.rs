@@ -7,32 +7,35 @@
 //! another epoch is marked from the beginning.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
 use std::sync::Arc;
 
 use bkfs_chunker::catalog::{IndexRef, PackLocation};
 use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::crypto::Class;
 use bkfs_chunker::error::ContentError;
-use bkfs_chunker::id::{Id, Kind};
+use bkfs_chunker::id::{Id, Kind, Prefix};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::verify::{Found, PackContents, PackDamage, Verifier};
 use futures::{StreamExt, TryStreamExt};
-use jiff::Timestamp;
 
+use super::super::workspace::Workspace;
+use super::super::workspace::questions::{QUESTIONS_MAX, Questions};
 use super::doubt::Doubt;
+use super::expiry::Expiry;
+use super::leaves::{Rule, mark_copies};
 use super::marks::Marks;
 use super::references::{Below, PackReferences, References};
-use super::sightings::{Sightings, Vanished};
+use super::sightings::Vanished;
 use crate::root::error::RootError;
 use crate::root::lists::Lists;
 use crate::root::record::CommitRecord;
 use crate::root::shard::ListRef;
-use crate::root::snapshots::TrashEntry;
 use crate::root::state::{RecoveryBase, Root, SessionId};
 use crate::volume::rescue::below;
 
 /// Index objects read at the same time.
-const INDEXES_AT_ONCE: usize = 4;
+const INDEXES_AT_ONCE: usize = 2;
 
 /// Metadata packs read at the same time, each within the verifier's budget.
 const PACKS_AT_ONCE: usize = 4;
@@ -53,35 +56,6 @@ fn refers_to(blob: &Found) -> Below {
                 .collect())
         }
         kind => below(kind, &blob.bytes),
-    }
-}
-
-/// Decides when forgotten snapshots expire.
-#[derive(Clone, Debug)]
-pub struct Expiry {
-    /// The beginning of the undelete window.
-    pub before: Timestamp,
-    /// Its end: the time when the trash was read.
-    pub now: Timestamp,
-    /// Sightings of the trash, then and earlier.
-    pub seen: Sightings,
-}
-
-impl Expiry {
-    /// Whether this snapshot was forgotten before the window, by its own date and by the sightings.
-    pub fn has_come(&self, entry: &TrashEntry) -> bool {
-        let since = self.seen.since(entry).unwrap_or(self.now);
-        entry.forgotten <= self.before && since <= self.before
-    }
-
-    /// Returns the commits of such snapshots in the trash, and how many more there would be by
-    /// their own dates alone.
-    pub fn of_trash(&self, trash: &[Arc<Vec<TrashEntry>>]) -> (Vec<Id>, u64) {
-        let old = trash.iter().flat_map(|shard| shard.iter());
-        let old = old.filter(|entry| entry.forgotten <= self.before);
-        let (expired, dated_back): (Vec<_>, Vec<_>) = old.partition(|entry| self.has_come(entry));
-        let commits = expired.into_iter().map(|entry| entry.snapshot.commit);
-        (commits.collect(), dated_back.len() as u64)
     }
 }
 
@@ -115,10 +89,19 @@ pub struct Marker {
     held: HashMap<PackName, Vec<PackName>>,
     /// References that were read in metadata packs and not followed so far.
     references: References,
+    /// Needed chunks whose copies are not marked so far.
+    leaves: Questions,
     /// Metadata packs that were read.
     pub packs_read: u64,
     /// The epoch of the marked roots.
     epoch: Option<u64>,
+}
+
+/// Returns the error for a needed blob that has no copy.
+fn missing(kind: Kind, blob: &dyn fmt::Display) -> RootError {
+    let what =
+        format!("{kind:?} {blob} is needed and in no live pack: nothing was collected; {WAY_OUT}");
+    RootError::damaged("the repository", what)
 }
 
 /// Whether a pack belongs to a session of the root, at or above its floor. Such a pack is never
@@ -135,6 +118,7 @@ impl Marker {
         content_store: ContentStore,
         lists: Lists,
         expiry: Expiry,
+        workspace: Workspace,
     ) -> Self {
         Self {
             verifier,
@@ -152,6 +136,7 @@ impl Marker {
             known: HashSet::new(),
             held: HashMap::new(),
             references: References::default(),
+            leaves: Questions::new(workspace),
             packs_read: 0,
             epoch: None,
         }
@@ -218,6 +203,7 @@ impl Marker {
 
     fn start_over(&mut self) {
         self.marks = Marks::default();
+        self.leaves.clear();
         self.firm = None;
         self.live.clear();
         self.metadata.clear();
@@ -356,15 +342,15 @@ impl Marker {
     /// Marks all live copies of a blob, since it is not known which are good. Copies in quarantine
     /// count only if there is no other.
     async fn need(&mut self, kind: Kind, id: Id) -> Result<(), RootError> {
-        let doubt = self.doubt.as_ref();
-        let may_lack = doubt.is_some_and(|doubt| doubt.may_lack(kind));
-        if self.want(id, true).await? || may_lack {
-            return Ok(());
+        match self.want(&id.prefix(), true).await? || self.may_lack(kind) {
+            true => Ok(()),
+            false => Err(missing(kind, &id)),
         }
-        let what = format!(
-            "{kind:?} {id} is needed and in no live pack: nothing was collected; {WAY_OUT}"
-        );
-        Err(RootError::damaged("the repository", what))
+    }
+
+    fn may_lack(&self, kind: Kind) -> bool {
+        let doubt = self.doubt.as_ref();
+        doubt.is_some_and(|doubt| doubt.may_lack(kind))
     }
 
     /// Marks a blob that is only useful, unless all its copies are known to be damaged: the mark
@@ -373,7 +359,7 @@ impl Marker {
         let copies = self.content_store.slots_of(&id.prefix()).await?;
         let is_good = |(pack, frame, _): &(PackName, u16, u16)| self.is_good(pack, *frame);
         if copies.is_empty() || copies.iter().any(is_good) {
-            self.want(id, false).await?;
+            self.want(&id.prefix(), false).await?;
         }
         Ok(())
     }
@@ -394,8 +380,8 @@ impl Marker {
 
     /// Marks the copies of a blob; true if there is one. By rule 3, a blob with `is_needed` has a
     /// copy in a live pack.
-    async fn want(&mut self, id: Id, is_needed: bool) -> Result<bool, RootError> {
-        let mut copies = self.content_store.slots_of(&id.prefix()).await?;
+    async fn want(&mut self, blob: &Prefix, is_needed: bool) -> Result<bool, RootError> {
+        let mut copies = self.content_store.slots_of(blob).await?;
         copies.retain(|(pack, ..)| self.live.contains(pack));
         if let Some(doubt) = &mut self.doubt {
             copies = doubt.weigh(copies, is_needed);
@@ -416,8 +402,21 @@ impl Marker {
     /// # Errors
     /// Those of [`Self::mark`].
     pub async fn follow(&mut self) -> Result<(), RootError> {
+        loop {
+            self.follow_metadata().await?;
+            self.mark_leaves().await?;
+            if self.marks.next_open().is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn follow_metadata(&mut self) -> Result<(), RootError> {
         let mut unreadable = None;
         while let Some(pack) = self.marks.next_open() {
+            if self.leaves.count() > QUESTIONS_MAX {
+                self.mark_leaves().await?;
+            }
             if self.follow_known(pack).await? {
                 continue;
             }
@@ -447,6 +446,39 @@ impl Marker {
         unreadable.map_or(Ok(()), Err)
     }
 
+    /// Marks the chunks that were asked for.
+    async fn mark_leaves(&mut self) -> Result<(), RootError> {
+        for batch in self.leaves.batches()? {
+            let asked = self.leaves.read(batch).await?;
+            let absent = match self.doubt.is_some() {
+                true => self.mark_one_by_one(&asked).await?,
+                false => {
+                    let listed = self.content_store.copies_of(&asked).await?;
+                    let rule = Rule {
+                        live: &self.live,
+                        quarantine: &self.quarantine,
+                    };
+                    mark_copies(&mut self.marks, &asked, &listed, &rule)
+                }
+            };
+            if let Some(blob) = absent {
+                return Err(missing(Kind::Chunk, &blob));
+            }
+        }
+        self.leaves.clear();
+        Ok(())
+    }
+
+    /// Marks chunks in doubt. Returns the first one that may not be absent and is.
+    async fn mark_one_by_one(&mut self, asked: &[Prefix]) -> Result<Option<Prefix>, RootError> {
+        for blob in asked {
+            if !self.want(blob, true).await? && !self.may_lack(Kind::Chunk) {
+                return Ok(Some(*blob));
+            }
+        }
+        Ok(None)
+    }
+
     /// Follows the due references of a pack that were read. True if no reference of it is left to
     /// follow.
     async fn follow_known(&mut self, pack: PackName) -> Result<bool, RootError> {
@@ -472,10 +504,13 @@ impl Marker {
                     Kind::Commit => {
                         self.want_if_whole(id).await?;
                     }
+                    // In doubt a copy that is needed proves its pack, at once.
+                    Kind::Chunk if self.doubt.is_none() => self.leaves.ask(id.prefix())?,
                     kind => self.need(kind, id).await?,
                 }
             }
-            // Not before: if a referred object is absent, the next root may have it.
+            // Not before: if a referred object is absent, the next root may have it. A chunk stays
+            // asked for until then.
             self.marks.followed(pack, place.0, place.1);
             self.references.followed(&pack, place);
             (from, is_any) = (place, true);

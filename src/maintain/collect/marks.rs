@@ -143,19 +143,35 @@ impl Marks {
 
     /// Marks a blob as needed. Returns false if there is no such place.
     pub fn need(&mut self, pack: PackName, frame: u16, slot: u16) -> bool {
-        let Some(marks) = self.packs.get_mut(&pack) else {
-            return false;
-        };
-        let Some(position) = marks.position(frame, slot) else {
-            return false;
-        };
-        if marks.needed.set(position) {
-            marks.reached += 1;
-            if marks.class == Class::MetadataPack {
-                self.open.insert(pack);
+        let mut is_there = false;
+        let blob = std::iter::once(((), frame, slot));
+        self.need_in(pack, blob, &mut |(), found| is_there = found);
+        is_there
+    }
+
+    /// Marks blobs of one pack as needed, each by its frame and slot, and passes to `each` whether
+    /// there is such a place.
+    pub fn need_in<T>(
+        &mut self,
+        pack: PackName,
+        blobs: impl Iterator<Item = (T, u16, u16)>,
+        each: &mut dyn FnMut(T, bool),
+    ) {
+        let mut marks = self.packs.get_mut(&pack);
+        for (blob, frame, slot) in blobs {
+            let position = marks.as_ref().and_then(|marks| marks.position(frame, slot));
+            let (Some(marks), Some(position)) = (marks.as_deref_mut(), position) else {
+                each(blob, false);
+                continue;
+            };
+            if marks.needed.set(position) {
+                marks.reached += 1;
+                if marks.class == Class::MetadataPack {
+                    self.open.insert(pack);
+                }
             }
+            each(blob, true);
         }
-        true
     }
 
     /// Marks all blobs of a pack as needed. The pack stays as it is, so everything that its objects

@@ -11,6 +11,8 @@
 //! |---|---|
 //! | [`marks`] | needed blobs, as bits (pure) |
 //! | [`mark`] | marks what a root needs |
+//! | [`expiry`] | when forgotten snapshots expire (pure) |
+//! | [`leaves`] | marks many chunks at once (pure) |
 //! | [`doubt`] | which packs are live while lists of condemned ones are lost (pure) |
 //! | [`references`] | references that were read for marking and are not needed so far (pure) |
 //! | [`plan`] | from marks to a plan (pure) |
@@ -25,6 +27,8 @@
 
 pub mod condemn;
 pub mod doubt;
+pub mod expiry;
+pub mod leaves;
 pub mod locks;
 pub mod mark;
 pub mod marks;
@@ -53,14 +57,16 @@ use bkfs_store::{PROBE_PREFIX, Store};
 use jiff::{SignedDuration, Timestamp};
 
 use self::condemn::{Done, condemn};
+use self::expiry::Expiry;
 use self::locks::{Extended, Locks, Waiting, rule_of, waiting};
-use self::mark::{Expiry, Marker, is_own};
+use self::mark::{Marker, is_own};
 use self::plan::{CollectionPlan, Effort, plan};
 use self::share::{Became, Count, Found, LedgerFile};
 use self::sightings::{Sightings, SightingsFile, Vanished};
 use self::sweep::{Holding, Sweeper, delete, free_epochs, orphans};
 use self::whole::Wholeness;
 use super::layout::{NamedObject, place_of};
+use super::workspace::Workspace;
 use crate::repository::Repository;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
@@ -81,6 +87,8 @@ pub struct Options {
     pub lock_days: Option<u32>,
     /// This machine's sightings; without them each collection sees everything for the first time.
     pub state_dir: Option<PathBuf>,
+    /// Where working data may be.
+    pub workspace: Workspace,
 }
 
 /// Plan of a collection, and its view of the repository.
@@ -190,7 +198,7 @@ pub async fn prospect(
     let before = now
         .checked_sub(options.undelete_window)
         .unwrap_or(Timestamp::MIN);
-    let mut marker = marker(repository, before, now)?;
+    let mut marker = marker(repository, (before, now), options)?;
     let memory = SightingsFile::new(options.state_dir.as_deref(), handle.keyring().repository());
     let mut lost = Vec::new();
     let looked = handle.while_it_stands(async |view| {
@@ -304,7 +312,11 @@ async fn count(
 }
 
 /// Returns a marker that has seen nothing of the trash so far.
-fn marker(repository: &Repository, before: Timestamp, now: Timestamp) -> Result<Marker, RootError> {
+fn marker(
+    repository: &Repository,
+    (before, now): (Timestamp, Timestamp),
+    options: &Options,
+) -> Result<Marker, RootError> {
     let expiry = Expiry {
         before,
         now,
@@ -316,6 +328,7 @@ fn marker(repository: &Repository, before: Timestamp, now: Timestamp) -> Result<
         content_store,
         lists,
         expiry,
+        options.workspace.clone(),
     ))
 }
 

@@ -32,8 +32,10 @@ use bkfs_chunker::verify::{Found, Verifier};
 use futures::StreamExt;
 use jiff::Timestamp;
 
+use super::super::workspace::Workspace;
 use super::doubt::Doubt;
-use super::mark::{Expiry, Marker, WAY_OUT, is_own};
+use super::expiry::Expiry;
+use super::mark::{Marker, WAY_OUT, is_own};
 use super::rebuilt::{self, Head, Rebuilt};
 use super::sightings::{Sightings, SightingsFile};
 use super::{list, look_for_vanished};
@@ -216,7 +218,13 @@ impl Renewal<'_> {
             seen: Sightings::default(),
         };
         let (verifier, content_store) = (self.verifier.clone(), self.content_store.clone());
-        let mut marker = Marker::new(verifier, content_store, self.lists.clone(), expiry);
+        let mut marker = Marker::new(
+            verifier,
+            content_store,
+            self.lists.clone(),
+            expiry,
+            Workspace::default(),
+        );
         marker.doubt = Some(doubt);
         marker
     }

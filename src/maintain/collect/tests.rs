@@ -1,13 +1,16 @@
 //! Tests of the pure parts: marks, and the plan that is made of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
+use bkfs_chunker::catalog::{ListedCopies, ListedCopy, PackLocation};
 use bkfs_chunker::crypto::{Class, HEADER_LEN};
 use bkfs_chunker::id::{Kind, Prefix};
 use bkfs_chunker::index::PackRecord;
 use bkfs_chunker::pack::{FooterBuilder, PackName};
 use bkfs_chunker::verify::PackContents;
 
+use super::leaves::{Rule, mark_copies};
 use super::marks::Marks;
 use super::plan::{CollectionPlan, Effort, plan};
 
@@ -196,4 +199,107 @@ fn what_is_own_or_not_live_is_let_alone() {
     assert_eq!(sequences(&made.candidates()), [13, 21]);
     assert_eq!(made.condemned_bytes, PACK_BYTES + 50);
     assert!(!made.is_empty() && CollectionPlan::default().is_empty());
+}
+
+/// Four chunks. Chunk 0 is in frame 0 of pack 1 and in frame 1 of pack 2, chunk 1 in pack 1 alone,
+/// chunk 2 in pack 3 alone, and chunk 3 nowhere.
+struct Chunks {
+    marks: Marks,
+    listed: [ListedCopies; 2],
+}
+
+fn copy(asked: u32, pack: u32, frame: u16, slot: u16) -> ListedCopy {
+    ListedCopy {
+        pack,
+        frame,
+        slot,
+        asked,
+    }
+}
+
+impl Chunks {
+    fn new() -> Self {
+        let mut marks = Marks::default();
+        for sequence in 1..=3 {
+            marks.know(&pack(sequence, Class::DataPack, &[2, 2]));
+        }
+        let first = ListedCopies {
+            packs: vec![name(1), name(3)],
+            copies: vec![copy(0, 0, 0, 0), copy(1, 0, 1, 1), copy(2, 1, 0, 1)],
+        };
+        let second = ListedCopies {
+            packs: vec![name(2)],
+            copies: vec![copy(0, 0, 1, 0)],
+        };
+        Self {
+            marks,
+            listed: [first, second],
+        }
+    }
+
+    /// Marks the first `count` chunks. Returns the number of the one without a copy.
+    fn mark(&mut self, count: u8, live: &[u32], damaged: &[(u32, Option<u16>)]) -> Option<u8> {
+        let asked: Arc<[Prefix]> = (0..count).map(|number| Prefix([number; 16])).collect();
+        let mut listed = self.listed.clone();
+        for index in &mut listed {
+            index.copies.retain(|copy| copy.asked < u32::from(count));
+        }
+        let live: HashSet<PackName> = live.iter().map(|sequence| name(*sequence)).collect();
+        let damaged = damaged.iter().map(|(sequence, frame)| PackLocation {
+            pack: name(*sequence),
+            frame: *frame,
+        });
+        let quarantine: HashSet<PackLocation> = damaged.collect();
+        let rule = Rule {
+            live: &live,
+            quarantine: &quarantine,
+        };
+        let missing = mark_copies(&mut self.marks, &asked, &listed, &rule);
+        missing.map(|prefix| prefix.0[0])
+    }
+
+    fn reached(&self) -> [u32; 3] {
+        [1, 2, 3].map(|sequence| self.marks.pack(&name(sequence)).expect("known").reached)
+    }
+}
+
+#[test]
+fn all_live_copies_of_chunks_are_marked() {
+    let mut chunks = Chunks::new();
+    assert_eq!(chunks.mark(3, &[1, 2, 3], &[]), None);
+    assert_eq!(chunks.reached(), [2, 1, 1]);
+    let marks = |sequence| chunks.marks.pack(&name(sequence)).expect("known");
+    assert!(marks(1).needs(0, 0) && marks(1).needs(1, 1));
+    assert!(marks(2).needs(1, 0) && marks(3).needs(0, 1));
+    let mut chunks = Chunks::new();
+    assert_eq!(chunks.mark(2, &[1, 3], &[]), None);
+    assert_eq!(chunks.reached(), [2, 0, 0], "pack 2 is condemned");
+}
+
+#[test]
+fn a_chunk_without_a_live_copy_is_missing() {
+    assert_eq!(Chunks::new().mark(4, &[1, 2, 3], &[]), Some(3));
+    assert_eq!(Chunks::new().mark(3, &[1, 2], &[]), Some(2));
+    let mut chunks = Chunks::new();
+    chunks.listed[0].copies[2].slot = 2;
+    assert_eq!(chunks.mark(3, &[1, 2, 3], &[]), Some(2), "no such place");
+}
+
+#[test]
+fn a_damaged_copy_of_a_chunk_counts_only_if_there_is_no_other() {
+    for damaged in [(1, Some(0)), (1, None)] {
+        let mut chunks = Chunks::new();
+        assert_eq!(chunks.mark(3, &[1, 2, 3], &[damaged]), None);
+        assert_eq!(chunks.reached(), [1, 1, 1], "the other copy of chunk 0");
+        assert!(chunks.marks.pack(&name(1)).expect("known").needs(1, 1));
+    }
+    let mut chunks = Chunks::new();
+    assert_eq!(chunks.mark(3, &[1, 2, 3], &[(1, Some(1))]), None);
+    assert_eq!(chunks.reached(), [2, 1, 1], "another frame");
+    let mut chunks = Chunks::new();
+    assert_eq!(chunks.mark(3, &[1, 2, 3], &[(1, Some(0)), (2, None)]), None);
+    assert_eq!(chunks.reached(), [2, 1, 1], "no copy is good");
+    let mut chunks = Chunks::new();
+    assert_eq!(chunks.mark(3, &[1, 3], &[(1, Some(0))]), None);
+    assert_eq!(chunks.reached(), [2, 0, 1], "the good copy is condemned");
 }

@@ -2,8 +2,8 @@
 //!
 //! Owns the directory: its random name, its mode, and that nothing of it stays. A file has no name
 //! from the moment on at which it is made, so the system frees it however the process ends. All
-//! that a killed process leaves is an empty directory, which the next check of the same user
-//! removes.
+//! that a killed process leaves is an empty directory, which the next command of the same
+//! user removes.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -23,7 +23,7 @@ const NAME: &str = "bkfs-check-";
 /// Names that are tried. Another one is tried if a sweep removes the directory before it is locked.
 const NAMES_MAX: usize = 16;
 
-/// A directory in which one check makes a directory of its own, with its first file.
+/// A directory in which one command makes a directory of its own, with its first file.
 #[derive(Debug)]
 pub struct WorkDirectory {
     above: PathBuf,

@@ -1,4 +1,4 @@
-//! Working data of a check: kept in memory up to a budget, and on local disk beyond it.
+//! Working data of a check or a collection: kept in memory up to a budget, and on local disk beyond it.
 //!
 //! Owns the budget, the forms of the data, and how two sets of records are joined in bounded
 //! memory. Knows no bucket, and does not decide what counts as damage. Nothing here outlives the
@@ -12,6 +12,7 @@
 //! | [`partitions`] | records by the prefix of an id |
 //! | [`join`] | two sets of records, partition by partition |
 //! | [`records`] | what a check writes down of blobs and references |
+//! | [`questions`] | questions about many blobs, answered in the order of prefixes |
 //! | [`shelf`] | the lists of what packs hold |
 
 mod blocks;
@@ -19,6 +20,7 @@ pub mod directory;
 pub mod join;
 pub mod medium;
 pub mod partitions;
+pub mod questions;
 pub mod records;
 pub mod shelf;
 
@@ -67,7 +69,7 @@ pub enum WorkError {
         place: Arc<str>,
     },
     /// A job has panicked, or the runtime ends.
-    #[error("a job that joins working data has ended without a result")]
+    #[error("a job with working data has ended without a result")]
     Ended,
 }
 
@@ -79,7 +81,7 @@ impl From<WorkError> for RootError {
             WorkError::Ended => std::io::ErrorKind::Other,
         };
         RootError::Local {
-            what: "the check ended without a result".to_owned(),
+            what: "the work ended without a result".to_owned(),
             source: std::io::Error::new(kind, error),
         }
     }
@@ -126,15 +128,18 @@ pub struct Workspace {
 
 impl Default for Workspace {
     fn default() -> Self {
-        Self {
-            medium: None,
-            memory_bytes: MEMORY_BYTES,
-            announce: None,
-        }
+        Self::IN_MEMORY
     }
 }
 
 impl Workspace {
+    /// Working data in memory alone.
+    pub const IN_MEMORY: Self = Self {
+        medium: None,
+        memory_bytes: MEMORY_BYTES,
+        announce: None,
+    };
+
     /// Returns the memory that one kind of working data may take, in bytes. The lists of packs, the
     /// table of their blobs, nodes and what their parents say of them share the budget. Without a
     /// medium there is no bound.

@@ -16,6 +16,7 @@ use super::directory::WorkDirectory;
 use super::join::join;
 use super::medium::{Medium, WorkFile};
 use super::partitions::{Partitions, Record};
+use super::questions::Questions;
 use super::records::{Edge, Holding, NodeFact, Order, Question, ReadNode, Reference};
 use super::{WorkError, Workspace};
 
@@ -338,4 +339,77 @@ fn a_directory_that_cannot_be_made_is_told() {
     let told = Partitions::new(&space).push(Question(blob(1)));
     let says = told.expect_err("it is made").to_string();
     assert!(says.contains("file/below"), "{says}");
+}
+
+async fn read_all(questions: &Questions) -> Result<Vec<Prefix>, WorkError> {
+    let mut all = Vec::new();
+    for batch in questions.batches()? {
+        let blobs = questions.read(batch).await?;
+        assert!(blobs.is_sorted_by(|one, next| one < next), "each once");
+        all.extend_from_slice(&blobs);
+    }
+    all.sort_unstable();
+    Ok(all)
+}
+
+#[tokio::test]
+async fn each_question_is_in_one_batch() {
+    // In memory, and on disk.
+    for memory_bytes in [1 << 20, 16_000] {
+        let disk = FakeDisk::of(1 << 30);
+        let mut questions = Questions::new(workspace(disk.clone(), memory_bytes));
+        assert!(read_all(&questions).await.expect("read").is_empty());
+        let mut expected: Vec<Prefix> = (0..5_000).map(|number| blob(number % 3_000)).collect();
+        for blob in &expected {
+            questions.ask(*blob).expect("taken");
+        }
+        assert_eq!(questions.count(), 5_000);
+        expected.sort_unstable();
+        expected.dedup();
+        for _ in 0..2 {
+            assert_eq!(read_all(&questions).await.expect("read"), expected);
+        }
+        assert_eq!(disk.bytes() > 0, memory_bytes < 1 << 20);
+        let before = questions.batches().expect("none is lost");
+        questions.clear();
+        assert!(read_all(&questions).await.expect("read").is_empty());
+        for batch in before {
+            let late = questions.read(batch).await;
+            assert!(
+                matches!(late, Err(WorkError::Ended)),
+                "of dropped questions"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_blob_is_asked_for_many_times() {
+    let mut questions = Questions::new(workspace(FakeDisk::of(1 << 30), 16_000));
+    for number in 0..200_000u32 {
+        questions.ask(blob((number % 2) as u16)).expect("taken");
+    }
+    assert_eq!(read_all(&questions).await.expect("read").len(), 2);
+}
+
+/// The disk is full at the first write, which takes all earlier questions, or at a later one.
+#[tokio::test]
+async fn a_lost_question_is_not_forgotten() {
+    for capacity in [0, 500, 20_000] {
+        let mut questions = Questions::new(workspace(FakeDisk::of(capacity), 16_000));
+        let mut refused = None;
+        for number in 0..5_000 {
+            match questions.ask(blob(number)) {
+                Ok(()) => assert_eq!(refused, None, "capacity {capacity}"),
+                Err(_) => refused = refused.or(Some(number)),
+            }
+        }
+        let refused = refused.expect("it is full");
+        assert!((62..4_900).contains(&refused), "question {refused}");
+        let lost = read_all(&questions).await;
+        assert!(matches!(lost, Err(WorkError::Unwritten { .. })));
+        questions.clear();
+        questions.ask(blob(1)).expect("taken");
+        assert_eq!(read_all(&questions).await.expect("read"), [blob(1)]);
+    }
 }

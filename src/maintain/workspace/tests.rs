@@ -355,7 +355,7 @@ async fn read_all(questions: &Questions) -> Result<Vec<Prefix>, WorkError> {
 #[tokio::test]
 async fn each_question_is_in_one_batch() {
     // In memory, and on disk.
-    for memory_bytes in [1 << 20, 16_000] {
+    for memory_bytes in [1 << 22, 16_000] {
         let disk = FakeDisk::of(1 << 30);
         let mut questions = Questions::new(workspace(disk.clone(), memory_bytes));
         assert!(read_all(&questions).await.expect("read").is_empty());
@@ -369,7 +369,7 @@ async fn each_question_is_in_one_batch() {
         for _ in 0..2 {
             assert_eq!(read_all(&questions).await.expect("read"), expected);
         }
-        assert_eq!(disk.bytes() > 0, memory_bytes < 1 << 20);
+        assert_eq!(disk.bytes() > 0, memory_bytes < 1 << 22);
         let before = questions.batches().expect("none is lost");
         questions.clear();
         assert!(read_all(&questions).await.expect("read").is_empty());

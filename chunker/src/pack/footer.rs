@@ -70,6 +70,14 @@ pub struct Footer {
 const DAMAGED: PackError = PackError::Inconsistent("the footer contradicts itself");
 
 impl Footer {
+    /// Returns an equal footer whose bytes share no memory with others.
+    pub(crate) fn apart(&self) -> Self {
+        Self {
+            bytes: Bytes::copy_from_slice(&self.bytes),
+            ..*self
+        }
+    }
+
     /// Parses the decoded form. A parsed footer is consistent and within the bounds of packs.
     ///
     /// # Errors

@@ -31,6 +31,16 @@ pub struct Listed {
 }
 
 impl PackContents {
+    /// Returns an equal list in memory of its own. The lists of one index object share the memory of
+    /// the whole object, which stays in use with each of them.
+    pub fn apart(&self) -> Self {
+        let footer = self.0.footer.apart();
+        Self(PackRecord {
+            footer,
+            ..self.0.clone()
+        })
+    }
+
     /// Returns the name of the pack.
     pub fn name(&self) -> PackName {
         self.0.name

@@ -248,7 +248,7 @@ impl Marker {
             for pack in packs {
                 self.marks.know(&pack);
                 if pack.class() == Class::MetadataPack {
-                    self.metadata.insert(pack.name(), pack);
+                    self.metadata.insert(pack.name(), pack.apart());
                 }
             }
         }

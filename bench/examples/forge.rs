@@ -2,8 +2,8 @@
 //!
 //! Usage: `forge DIRECTORY CHUNKS SNAPSHOTS`. The directory must be empty or absent. Every snapshot
 //! adds a file of pages of 16 KiB, each with 32 random bytes and zeros. So everything in the
-//! repository is real, and takes about 130 bytes of disk for each chunk. Packs of 128 KiB hold about
-//! as many chunks as those of a backup. The password is `forged`.
+//! repository is real, and takes about 130 bytes of disk for each chunk. Packs of 128 KiB hold
+//! about as many chunks as those of a backup. The password is `forged`.
 
 use std::path::Path;
 use std::sync::Arc;

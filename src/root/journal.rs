@@ -455,6 +455,15 @@ impl JournalWriter {
         let Ok(turn) = turn.await else {
             return;
         };
+        self.release_kept(operation);
+        // Journals do not wait for a disk that is slow to remove these.
+        drop(turn);
+        self.sweep().await;
+    }
+
+    /// Releases the spooled and the unconfirmed entries up to `operation` (inclusive). Returns true
+    /// if there were any. The caller has the turn of `landing`.
+    fn release_kept(&self, operation: u64) -> bool {
         let done: Vec<Pending> = {
             let mut state = self.state.lock();
             let is_done =
@@ -469,10 +478,9 @@ impl JournalWriter {
             done.extend(state.unconfirmed.extract_if(.., is_covered));
             done
         };
+        let is_any = !done.is_empty();
         self.release(done);
-        // Journals do not wait for a disk that is slow to remove these.
-        drop(turn);
-        self.sweep().await;
+        is_any
     }
 
     /// Returns whether the bucket or the spool may hold operations that no commit covers. Then the
@@ -498,19 +506,24 @@ impl JournalWriter {
     /// - The errors of [`JournalWriter::confirm`].
     pub async fn land(&self, until: u64) -> Result<(), RootError> {
         let turn = self.landing.lock().await;
-        let has_released = self.land_in_turn(until).await?;
+        let mut has_released = false;
+        let landed = self.land_in_turn(until, &mut has_released).await;
         drop(turn);
         if has_released {
             self.sweep().await;
         }
-        Ok(())
+        landed
     }
 
-    async fn land_in_turn(&self, until: u64) -> Result<bool, RootError> {
+    async fn land_in_turn(&self, until: u64, has_released: &mut bool) -> Result<(), RootError> {
         loop {
+            // A commit may be made while many entries are sent.
+            let covered = self.state.lock().covered;
+            *has_released |= self.release_kept(covered);
             let next = self.state.lock().pending.front().cloned();
             let Some(pending) = next.filter(|pending| pending.number <= until) else {
-                return self.settle_kept().await;
+                *has_released |= self.settle_kept().await?;
+                return Ok(());
             };
             let bytes = match &pending.body {
                 Body::Memory(bytes) => bytes.clone(),

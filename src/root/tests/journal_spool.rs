@@ -10,7 +10,7 @@ use bkfs_chunker::spool::{Leftover, Spool, leftovers};
 use bkfs_store::disk::Disk;
 use bkfs_store::{Operation, Store, StoreErrorKind};
 use bkfs_testing::disk::{DiskOperation, SimulatedDisk};
-use bkfs_testing::fault::{Fault, FaultStore, Strike};
+use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -412,6 +412,44 @@ async fn a_rolled_back_root_is_told_although_the_spool_has_room() {
     let error = writer.land(writer.settled()).await;
     let error = error.expect_err("an older root");
     assert!(matches!(error, RootError::Rollback { .. }), "{error}");
+}
+
+/// A commit is made while many entries of the spool are sent. What it covers is not sent any more,
+/// and its room comes back, also if the next entry is refused.
+#[tokio::test(start_paused = true)]
+async fn what_a_commit_covers_meanwhile_is_not_sent() {
+    for is_refused in [false, true] {
+        let faults = Arc::new(FaultStore::new(memory().await));
+        let store: Arc<dyn Store> = faults.clone();
+        let session = enter(&store, 1, "a").await.expect("free");
+        let (writer, disk) = keeping(&store, &session).await;
+        let writer = Arc::new(writer);
+        for operation in 1..=5 {
+            keep(&writer, entry(operation)).await.expect("kept");
+        }
+        let gate = Gate::new();
+        let hold = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::PutNew);
+        faults.plan(hold.keys("journal/"));
+        if is_refused {
+            let refused = Strike::with(Fault::FailBefore(StoreErrorKind::Denied));
+            let refused = refused.on(Operation::PutNew).keys("journal/");
+            faults.plan(refused.nth(2));
+        }
+        let sending = writer.clone();
+        let landing = tokio::spawn(async move { sending.land(5).await });
+        while faults.struck() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        writer.covered(4).await;
+        gate.open();
+        let landed = landing.await.expect("no panic");
+        assert_eq!(landed.is_err(), is_refused);
+        let sent = store.list("journal/", None, 10).await.expect("listed");
+        assert_eq!(sent.len(), if is_refused { 1 } else { 2 }, "1, and 5");
+        let kept = left_in(&disk).await;
+        let kept = kept.iter().flat_map(|left| left.named()).count();
+        assert_eq!(kept, usize::from(is_refused), "5");
+    }
 }
 
 /// What a hung disk is asked for.

@@ -28,6 +28,7 @@ use crate::repository::Repository;
 use crate::root::ended_sessions::LOOKS_MAX;
 use crate::root::gap::Gap;
 use crate::root::kept::Covered;
+use crate::root::removal::give_up;
 use crate::root::request::KnownSpools;
 use crate::root::session::OpenSession;
 use crate::root::state::{Session, SessionId, SessionState};
@@ -45,6 +46,8 @@ pub struct SpoolNews {
     pub recovered: Vec<Recovered>,
     /// Spools that stay where they are.
     pub stranded: Vec<Stranded>,
+    /// Sessions whose spools are gone, because commits have all of them.
+    pub committed: Vec<SessionId>,
 }
 
 /// A spool that was not brought into the bucket, or only in part.
@@ -97,6 +100,7 @@ impl SpoolPlace {
                 false => known.brought.push(session),
             }
         }
+        known.empty.extend(&news.committed);
         Ok((brought, known))
     }
 
@@ -326,8 +330,11 @@ async fn rescue(left: Leftover, writing: &Writing, accepts_loss: bool, news: &mu
             } else if damage.is_none() {
                 tracing::warn!("all that {path} names was committed before: it is removed");
             }
+            let committed = (made.is_none() && damage.is_none()).then(|| SessionId(left.session()));
             news.recovered.extend(made);
-            let_go(left, damage, news).await;
+            if let_go(left, damage, news).await {
+                news.committed.extend(committed);
+            }
         }
         Err(error) => {
             tracing::error!(
@@ -345,7 +352,8 @@ async fn rescue(left: Leftover, writing: &Writing, accepts_loss: bool, news: &mu
 }
 
 /// Ends a spool whose objects are in the bucket: removes it, or sets it aside if it had `damage`.
-async fn let_go(left: Leftover, damage: Option<String>, news: &mut SpoolNews) {
+/// Returns true if it was removed.
+async fn let_go(left: Leftover, damage: Option<String>, news: &mut SpoolNews) -> bool {
     let Some(damage) = damage else {
         return left.discard().await;
     };
@@ -369,6 +377,7 @@ async fn let_go(left: Leftover, damage: Option<String>, news: &mut SpoolNews) {
             news.stranded.push(Stranded { path, bytes, why });
         }
     }
+    false
 }
 
 /// Judges a spool ([`survey`]), with progress messages if that takes longer than [`SAID_EVERY`].
@@ -502,6 +511,21 @@ pub(super) async fn discard(
         } else {
             rescue(left, writing, accepts_loss, news).await;
         }
+    }
+    give_up_committed(open, writing, news).await;
+}
+
+/// Takes the recovery bases of spools out of the root that were removed after `open` registered.
+async fn give_up_committed(open: &OpenSession, writing: &Writing, news: &SpoolNews) {
+    let handle = &writing.repository.handle;
+    let view = handle.current();
+    let mut left = news.committed.clone();
+    left.retain(|session| view.root.recovery_base_of(*session).is_some());
+    if left.is_empty() {
+        return;
+    }
+    if let Err(error) = give_up(handle, open, &left).await {
+        tracing::warn!(%error, "a spool that is gone goes on holding collection back: see bkfs session list");
     }
 }
 

@@ -198,6 +198,39 @@ fn an_empty_spool_is_claimed_by_the_next_mount_there() {
     assert!(back.read("file") == Some(noise(1, 1000)));
 }
 
+/// The machine that took the volume over has carried out all that the spool holds. The directory has
+/// the number of another machine, as when a container shares it with its host.
+#[test]
+fn a_spool_of_which_commits_have_all_leaves_no_recovery_base() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    let host = Host::spooling(&bucket, &disk);
+    let lost = Strike::with(Fault::FailAfter(StoreErrorKind::OutcomeUnknown));
+    host.faults.plan(lost.on_writes().always());
+    host.write("new", 0, noise(3, 1000));
+    host.volume().fsync_within();
+    host.wait(KEPT_AFTER);
+    host.crash();
+    disk.crash(&SeededEntropy::new(1));
+    let new_holder = bucket.host();
+    assert!(new_holder.read("new") == Some(noise(3, 1000)));
+    new_holder.finish().expect("left");
+    assert_eq!(recovery_bases(&bucket).len(), 1, "that machine cannot know");
+    bucket.work(bucket.memory.clone(), async |_| {
+        let numbers = disk.paths().into_iter().filter(|path| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.starts_with("place-"))
+        });
+        for number in numbers {
+            disk.remove(&number).await.expect("removed");
+        }
+    });
+    let back = Host::spooling(&bucket, &disk);
+    assert!(back.assembled.spool_news().recovered.is_empty());
+    assert_eq!(recovery_bases(&bucket), []);
+    assert!(back.read("new") == Some(noise(3, 1000)));
+}
+
 #[test]
 fn a_fenced_mount_that_ends_with_an_empty_spool_claims_it() {
     let bucket = Bucket::new();

@@ -251,9 +251,9 @@ impl Leftover {
         synced.map_err(|error| SpoolError::disk(&self.directory, error))
     }
 
-    /// Removes the directory. Every object in it must be in the bucket, and named there. Dropped,
-    /// it leaves the rest to the next mount.
-    pub async fn discard(self) {
+    /// Removes the directory. Every object in it must be in the bucket, and named there. Returns
+    /// true if it is gone, also after a power loss. Dropped, it leaves the rest to the next mount.
+    pub async fn discard(self) -> bool {
         let record = self.is_incomplete.then(|| self.directory.join(INCOMPLETE));
         let objects = self.objects.iter().map(|object| &object.path);
         for path in objects.chain(&self.unfinished).chain(&record) {
@@ -261,7 +261,7 @@ impl Leftover {
                 tracing::warn!("{} stays in the spool: {error}", path.display());
             }
         }
-        remove_directory(&*self.disk, &self.directory).await;
+        remove_directory(&*self.disk, &self.directory).await
     }
 
     /// Renames the directory so that no mount finds it, and returns the new path. The objects stay

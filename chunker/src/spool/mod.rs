@@ -524,15 +524,17 @@ async fn lock_new(disk: &dyn Disk, directory: &Path) -> Result<DiskLock, SpoolEr
     })
 }
 
-/// Removes a directory that holds only its lock. If it stays, the next mount removes it.
-async fn remove_directory(disk: &dyn Disk, directory: &Path) {
+/// Removes a directory that holds only its lock. If it stays, the next mount removes it. Returns
+/// true if it is gone, also after a power loss.
+async fn remove_directory(disk: &dyn Disk, directory: &Path) -> bool {
     let _ = disk.remove(&directory.join(LOCK)).await;
     if let Err(error) = disk.remove_directory(directory).await {
         tracing::debug!("{} stays: {error}", directory.display());
-        return;
+        return false;
     }
-    if let Some(root) = directory.parent() {
-        let _ = disk.sync_directory(root).await;
+    match directory.parent() {
+        Some(root) => disk.sync_directory(root).await.is_ok(),
+        None => true,
     }
 }
 

@@ -244,6 +244,9 @@ impl Spool {
     /// unknown.
     fn distrust(&self, error: &SpoolError) {
         let mut state = self.state.lock();
+        if matches!(state.rest, Rest::Forever(_)) {
+            return;
+        }
         if error.is_full_disk() {
             let now = Instant::now();
             let is_told = |told: Instant| now.duration_since(told) < FULL_DISK_TOLD_AFTER;
@@ -252,7 +255,7 @@ impl Spool {
                 state.told_full = Some(now);
             }
             state.rest = Rest::Until(now + FULL_DISK_REST);
-        } else if !matches!(state.rest, Rest::Forever(_)) {
+        } else {
             tracing::error!("nothing more is spooled in this session: {error}");
             state.rest = Rest::Forever(error.clone());
             self.changed.send_replace(());
@@ -277,6 +280,7 @@ impl Spool {
         let mut changed = self.changed.subscribe();
         loop {
             self.remove_dropped().await;
+            self.sweep().await;
             let rest = {
                 let state = self.state.lock();
                 match &state.rest {
@@ -317,8 +321,10 @@ impl Spool {
     }
 
     /// Marks an object that a root or an acknowledged journal names: the spool need not keep it.
+    /// Waiters for room remove its file.
     pub fn release(&self, spooled: &Spooled) {
         spooled.is_released.store(true, Ordering::Release);
+        self.changed.send_replace(());
     }
 
     /// Removes the files of released objects that have no reader. Dropped, it leaves the rest to

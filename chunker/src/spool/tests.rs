@@ -1,6 +1,7 @@
 //! The spool on a disk that loses, tears, fills and fails.
 
 mod dropped;
+mod room;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -255,55 +256,6 @@ fn a_full_disk_is_tried_again() {
         assert_eq!(begin.elapsed(), FULL_DISK_REST);
         spool.put("data/00/a", &body).await.expect("has room");
         assert!(spool.failure().is_none());
-    });
-}
-
-#[test]
-fn room_comes_with_what_is_released() {
-    run(async {
-        let disk = SimulatedDisk::new();
-        let spool = create(&disk, 1).await;
-        let body = [noise(1, 9_000)];
-        let first = spool.put("data/00/a", &body).await.expect("fits");
-        let second = spool.put("data/00/b", &body).await.expect("fits");
-        let third = spool.put("data/00/c", &body).await;
-        assert!(matches!(third, Err(SpoolError::Full { .. })));
-        first.uploaded();
-        assert_eq!(spool.usage().waiting_files, 1);
-        spool.release(&first);
-        spool.sweep().await;
-        assert_eq!(spool.usage().files, 2, "a reader holds it still");
-        drop(first);
-        let waiting = async {
-            spool.room(9_000).await;
-            spool.put("data/00/c", &body).await.expect("fits now")
-        };
-        let (third, ()) = tokio::join!(waiting, spool.sweep());
-        assert_eq!((second.number(), third.number()), (1, 2));
-    });
-}
-
-#[test]
-fn a_waiter_for_room_learns_that_the_disk_has_failed() {
-    run(async {
-        let disk = SimulatedDisk::new();
-        let spool = create(&disk, 1).await;
-        let body = [noise(1, 9_000)];
-        spool.put("data/00/a", &body).await.expect("fits");
-        disk.fail(DiskOperation::Flush, 1, io::ErrorKind::Other);
-        let fails = async { spool.put("data/00/b", &body).await };
-        let waits = async {
-            // The removal of the file hangs, and frees no room.
-            disk.hold_removals();
-            let told = spool.room_unless_failed(15_000);
-            let told = tokio::time::timeout(Duration::from_secs(9), told).await;
-            disk.let_go();
-            told
-        };
-        let (failed, told) = tokio::join!(fails, waits);
-        failed.expect_err("not flushed");
-        let told = told.expect("at once");
-        assert!(matches!(told, Err(SpoolError::Disk { .. })));
     });
 }
 

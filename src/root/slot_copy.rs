@@ -74,22 +74,30 @@ impl Slots {
     /// puts another one in its place.
     async fn delete_added(&self, added: SlotName, making: Making<'_>, relied_on: ReliedOn) -> Fate {
         let key = added.key();
-        let object = match self.store.get(&key).await {
-            Ok((object, _)) => object,
-            Err(error) => return Fate::Unknown(added, error),
+        let (policy, entropy) = (RetryPolicy::default(), &*self.entropy);
+        let get = || self.store.get(&key);
+        let object = patiently(&policy, entropy, Operation::Get, &key, get).await;
+        let deleted = match &object {
+            Ok(_) => self.store.delete(&key).await,
+            // Another program was faster.
+            Err(error) if error.is_not_found() => Ok(()),
+            Err(error) => return Fate::Unknown(added, error.clone()),
         };
-        let deleted = self.store.delete(&key).await;
         if self.is_needless(added, relied_on).await {
             return match deleted {
                 Ok(()) => Fate::Gone,
                 Err(error) => Fate::Unknown(added, error),
             };
         }
-        match self.put_again(making).await {
-            Ok(again) => Fate::Stays(again),
-            Err(error) => Fate::Lost(Lost {
+        let failed = match self.put_again(making).await {
+            Ok(again) => return Fate::Stays(again),
+            Err(error) => error,
+        };
+        match object {
+            Err(error) => Fate::Unknown(added, error),
+            Ok((object, _)) => Fate::Lost(Lost {
                 slot: added,
-                why: error.to_string(),
+                why: failed.to_string(),
                 saved: None,
                 object,
             }),

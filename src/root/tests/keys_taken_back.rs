@@ -210,6 +210,30 @@ async fn a_copy_that_another_removal_relied_on_is_written_again() {
     }
 }
 
+/// Another program deletes the copy before the removal does.
+#[tokio::test(start_paused = true)]
+async fn a_copy_that_is_gone_already_is_no_failure() {
+    let store = made().await;
+    let own = *slots_of(&store).await.first().expect("one");
+    let second = add(&store, "second", "two").await;
+    let (gate, faulty, through) = holding(&store, Operation::Head, 1).await;
+    let removing = tokio::spawn(async move {
+        let slots = slots(&through, "first", 3).await?;
+        slots.remove(&[second], false, time(1), None).await
+    });
+    until_held(&faulty).await;
+    let copies = slots_of(&store)
+        .await
+        .into_iter()
+        .filter(|slot| *slot != own);
+    for copy in copies {
+        store.delete(&copy.key()).await.expect("deleted");
+    }
+    gate.open();
+    removing.await.expect("no panic").expect("removed");
+    assert_eq!(slots_of(&store).await, [own]);
+}
+
 /// Does what an error says of a lost key: "store these bytes (hexadecimal) in the bucket as KEY:
 /// BYTES".
 async fn store_as_told(store: &Arc<dyn Store>, error: &str) {

@@ -56,6 +56,15 @@ pub enum SpoolingError {
         /// The cause.
         source: io::Error,
     },
+    /// The disk does not answer.
+    #[error(
+        "the disk does not answer on which the spool {path} lies, and the spool may hold what was \
+         acknowledged: repeat the command once the disk works"
+    )]
+    Silent {
+        /// The spool.
+        path: String,
+    },
     /// The disk failed.
     #[error("{0}; -o spool_size=0 mounts without a spool")]
     Spool(#[from] SpoolError),

@@ -106,7 +106,8 @@ impl MountSupervisor {
     /// accept that.
     ///
     /// # Errors
-    /// The volume belongs to another session by now, the store does not answer, or acknowledged
+    /// The volume belongs to another session by now, the store or the disk of the spool does not
+    /// answer, or acknowledged
     /// data is missing. The mount is then unchanged.
     pub(super) async fn acknowledge(&self) -> Result<(Losses, SpoolNews), MountingError> {
         let mut slot = self.writer.lock().await;
@@ -125,7 +126,7 @@ impl MountSupervisor {
         }
         // Data that fsync=local acknowledged is not lost: it goes to the bucket, where the
         // successor finds it.
-        writer.abandon_spool().await;
+        writer.abandon_spool().await?;
         let mut news = SpoolNews::default();
         let (brought, known) = self.writing.bring_spools(ACCEPTS_LOSS, &mut news).await?;
         let holder = self.writing.holder.clone();

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use crate::mounting::base::BaseRaiser;
 use crate::mounting::ending::{Deadline, KEEPING, LEAVING, keep_ahead, name_lost};
-use crate::mounting::error::MountingError;
+use crate::mounting::error::{MountingError, SpoolingError};
 use crate::mounting::history::Snapshots;
 use crate::mounting::spooling::SpoolNews;
 use crate::mounting::writing::{Writing, limits};
@@ -366,7 +366,10 @@ fn name_recovery_bases(root: &Root) {
 impl Writer {
     /// Ends the spool as if its session were dead, so that a replay can take it. Nothing more is
     /// written to it.
-    pub(super) async fn abandon_spool(&mut self) {
+    ///
+    /// # Errors
+    /// [`MountingError::Spool`] if the disk does not answer: a replay would pass the spool over.
+    pub(super) async fn abandon_spool(&mut self) -> Result<(), MountingError> {
         self.tasks.end_journaler().await;
         // What arrived in the bucket too late for another holder is nowhere else.
         let keeping = tokio::time::timeout(KEEPING, self.tasks.journals.keep_arrived());
@@ -375,11 +378,14 @@ impl Writer {
             Ok(Err(error)) => tracing::warn!("the spool does not take the last journals: {error}"),
             Err(_) => tracing::warn!("the spool did not take the last journals in time"),
         }
-        if let Some(spool) = &self.tasks.spool
-            && tokio::time::timeout(KEEPING, spool.end()).await.is_err()
-        {
-            tracing::warn!("the disk of the spool does not answer");
-        }
+        let Some(spool) = &self.tasks.spool else {
+            return Ok(());
+        };
+        let ended = tokio::time::timeout(KEEPING, spool.end()).await;
+        ended.map(drop).map_err(|_| {
+            let path = spool.directory().display().to_string();
+            MountingError::Spool(SpoolingError::Silent { path })
+        })
     }
 
     /// Ends a writer whose session was succeeded: its volume refuses every change.

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use bkfs::mounting::error::MountingError;
+use bkfs::volume::error::VolumeError;
 use bkfs_fuse::{Errno, Reply, Vfs};
 use bkfs_store::{Operation, Store, StoreErrorKind};
 use bkfs_testing::fault::{Fault, Strike};
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::host::noise;
@@ -297,5 +299,36 @@ fn an_end_with_a_store_that_works_is_quick_and_leaves_nothing_behind() {
         let listed = world.faults.list("journal/", None, 100).await;
         assert_eq!(listed.expect("listed").len(), 0);
         all_are_there(&world.mount().await, &closed).await;
+    });
+}
+
+/// A loss is acknowledged while the disk of the spool hangs. The mount would go on without what the
+/// spool alone holds.
+#[test]
+fn a_loss_is_not_acknowledged_without_the_spool() {
+    paused(async {
+        let world = World::new(seconds(300)).await;
+        let mount = world.mount().await;
+        world.fails_with(Fault::Hang);
+        mount.put("in the spool", b"closed").await;
+        tokio::time::sleep(seconds(10)).await;
+        world.disk.hold();
+        mount.put("on its way", b"to the spool").await;
+        tokio::time::sleep(seconds(10)).await;
+        let volume = mount.0.volume().expect("writable").clone();
+        volume.poison(VolumeError::Commit("a test".into()));
+        world.faults.heal();
+        let acknowledge = || {
+            let request = Bytes::from_static(br#"{"acknowledge":{}}"#);
+            mount.0.vfs.control().handle(request)
+        };
+        let answer = tokio::time::timeout(seconds(60), acknowledge()).await;
+        let answer = answer.expect("it waits for no disk");
+        assert!(answer.contains("the disk does not answer"), "{answer}");
+        assert_eq!(mount.read("in the spool").await, Some(b"closed".to_vec()));
+        world.disk.let_go();
+        let answer = acknowledge().await;
+        assert!(!answer.contains("error"), "{answer}");
+        assert_eq!(mount.read("in the spool").await, Some(b"closed".to_vec()));
     });
 }

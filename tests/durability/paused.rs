@@ -45,7 +45,7 @@ pub fn paused(test: impl Future<Output = ()>) {
 pub struct World {
     memory: Arc<MemoryStore>,
     pub faults: Arc<FaultStore>,
-    disk: SimulatedDisk,
+    pub disk: SimulatedDisk,
     pub spool_bytes: u64,
     timeout: Duration,
 }

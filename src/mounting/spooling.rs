@@ -46,8 +46,6 @@ pub struct SpoolNews {
     pub recovered: Vec<Recovered>,
     /// Spools that stay where they are.
     pub stranded: Vec<Stranded>,
-    /// Sessions whose spools are gone, because commits have all of them.
-    pub committed: Vec<SessionId>,
 }
 
 /// A spool that was not brought into the bucket, or only in part.
@@ -93,14 +91,13 @@ impl SpoolPlace {
         if self.limit_bytes > 0 {
             known.own = Some(self.identify(&writing.holder, &**handle.entropy()).await?);
         }
-        for Brought { left, .. } in &brought {
+        for Brought { left, .. } in brought.iter().filter(|brought| !brought.is_committed) {
             let session = SessionId(left.session());
             match left.named().is_empty() {
                 true => known.empty.push(session),
                 false => known.brought.push(session),
             }
         }
-        known.empty.extend(&news.committed);
         Ok((brought, known))
     }
 
@@ -136,12 +133,13 @@ impl SpoolPlace {
                     left,
                     last: 0,
                     is_safe: true,
+                    is_committed: false,
                     damage: None,
                 });
             } else if let Some(session) = view.root.sessions.get(&SessionId(left.session())) {
                 done.extend(bring_one(left, session, writing, accepts_loss, news).await?);
             } else {
-                rescue(left, writing, accepts_loss, news).await;
+                done.extend(rescue(left, writing, accepts_loss, news).await);
             }
         }
         Ok(done)
@@ -186,6 +184,8 @@ pub(super) struct Brought {
     last: u64,
     /// The session that takes the volume finds its journals.
     is_safe: bool,
+    /// Its session has left the root, and commits have all of it.
+    is_committed: bool,
     /// The damage, if only part of it was brought.
     damage: Option<String>,
 }
@@ -211,8 +211,7 @@ async fn bring_one(
     let survey = match judged {
         Ok(Some(survey)) => survey,
         Ok(None) => {
-            rescue(left, writing, accepts_loss, news).await;
-            return Ok(None);
+            return Ok(rescue(left, writing, accepts_loss, news).await);
         }
         Err(error) if !is_ours || is_accepted(&error, accepts_loss) => {
             leave(path, bytes, &error, news);
@@ -242,6 +241,7 @@ async fn bring_one(
         left,
         last,
         is_safe,
+        is_committed: false,
         damage,
     }))
 }
@@ -315,10 +315,28 @@ fn leave(path: String, bytes: u64, error: &SpoolingError, news: &mut SpoolNews) 
 }
 
 /// Makes a snapshot of the rest of a session that another machine has ended. A failure delays no
-/// mount: the spool stays, and the next mount tries again.
-async fn rescue(left: Leftover, writing: &Writing, accepts_loss: bool, news: &mut SpoolNews) {
+/// mount: the spool stays, and the next mount tries again. Returns the spool if commits have all of
+/// it: it goes once a session of this mount can give up its recovery base.
+async fn rescue(
+    left: Leftover,
+    writing: &Writing,
+    accepts_loss: bool,
+    news: &mut SpoolNews,
+) -> Option<Brought> {
     let path = left.directory().display().to_string();
     match recover(&left, writing, accepts_loss).await {
+        Ok(Rescued {
+            made: None,
+            damage: None,
+        }) => {
+            return Some(Brought {
+                left,
+                last: 0,
+                is_safe: true,
+                is_committed: true,
+                damage: None,
+            });
+        }
         Ok(Rescued { made, damage }) => {
             if let Some(made) = &made {
                 tracing::warn!(
@@ -327,14 +345,9 @@ async fn rescue(left: Leftover, writing: &Writing, accepts_loss: bool, news: &mu
                     made.volume,
                     made.snapshot
                 );
-            } else if damage.is_none() {
-                tracing::warn!("all that {path} names was committed before: it is removed");
             }
-            let committed = (made.is_none() && damage.is_none()).then(|| SessionId(left.session()));
             news.recovered.extend(made);
-            if let_go(left, damage, news).await {
-                news.committed.extend(committed);
-            }
+            let_go(left, damage, news).await;
         }
         Err(error) => {
             tracing::error!(
@@ -349,6 +362,7 @@ async fn rescue(left: Leftover, writing: &Writing, accepts_loss: bool, news: &mu
             });
         }
     }
+    None
 }
 
 /// Ends a spool whose objects are in the bucket: removes it, or sets it aside if it had `damage`.
@@ -494,38 +508,42 @@ pub(super) async fn discard(
     accepts_loss: bool,
     news: &mut SpoolNews,
 ) {
+    let mut committed = Vec::new();
     for brought in brought {
-        let Brought {
-            left,
-            last,
-            is_safe,
-            damage,
-        } = brought;
-        let session = SessionId(left.session());
+        let session = SessionId(brought.left.session());
         let mut ended_sessions = open.ended_sessions().iter();
-        if is_safe || ended_sessions.any(|ended_session| ended_session.session == session) {
-            let mut gaps = open.gaps().iter();
-            let gap = gaps.find(|gap| gap.session == session && gap.after < last);
-            let damage = damage.or_else(|| gap.map(Gap::to_string));
-            let_go(left, damage, news).await;
-        } else {
-            rescue(left, writing, accepts_loss, news).await;
+        let is_found = ended_sessions.any(|ended_session| ended_session.session == session);
+        let left = match brought.is_safe || is_found {
+            true => Some(brought),
+            false => rescue(brought.left, writing, accepts_loss, news).await,
+        };
+        let Some(brought) = left else { continue };
+        if brought.is_committed {
+            let path = brought.left.directory().display().to_string();
+            tracing::warn!("all that {path} names was committed before: it is removed");
+        }
+        let mut gaps = open.gaps().iter();
+        let gap = gaps.find(|gap| gap.session == session && gap.after < brought.last);
+        let damage = brought.damage.or_else(|| gap.map(Gap::to_string));
+        if let_go(brought.left, damage, news).await && brought.is_committed {
+            committed.push(session);
         }
     }
-    give_up_committed(open, writing, news).await;
+    give_up_committed(open, writing, committed).await;
 }
 
-/// Takes the recovery bases of spools out of the root that were removed after `open` registered.
-async fn give_up_committed(open: &OpenSession, writing: &Writing, news: &SpoolNews) {
+/// Takes recovery bases of spools that are gone out of the root. The spools may have another number
+/// than that of their directory here, as those of a container, so that no later mount can tell.
+async fn give_up_committed(open: &OpenSession, writing: &Writing, mut gone: Vec<SessionId>) {
     let handle = &writing.repository.handle;
     let view = handle.current();
-    let mut left = news.committed.clone();
-    left.retain(|session| view.root.recovery_base_of(*session).is_some());
-    if left.is_empty() {
+    gone.retain(|session| view.root.recovery_base_of(*session).is_some());
+    if gone.is_empty() {
         return;
     }
-    if let Err(error) = give_up(handle, open, &left).await {
-        tracing::warn!(%error, "a spool that is gone goes on holding collection back: see bkfs session list");
+    if let Err(error) = give_up(handle, open, &gone).await {
+        tracing::warn!(%error, "a spool that is gone goes on holding collection back: see bkfs \
+             session list");
     }
 }
 

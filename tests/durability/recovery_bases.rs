@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bkfs::maintain::check::check;
 use bkfs::maintain::options::CheckOptions;
 use bkfs::maintain::report::{Problem, ProblemKind};
+use bkfs::mounting::settings::Settings;
 use bkfs::root::removal::give_up;
 use bkfs::root::session::OpenSession;
 use bkfs::root::state::{RecoveryBase, SessionId};
@@ -18,7 +19,7 @@ use bkfs::volume::state::{Scope, Totals};
 use bkfs::volume::view::View;
 use bkfs_chunker::crypto::Class;
 use bkfs_store::disk::Disk;
-use bkfs_store::{Store, StoreErrorKind};
+use bkfs_store::{Operation, Store, StoreErrorKind};
 use bkfs_testing::disk::SimulatedDisk;
 use bkfs_testing::entropy::SeededEntropy;
 use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
@@ -198,13 +199,11 @@ fn an_empty_spool_is_claimed_by_the_next_mount_there() {
     assert!(back.read("file") == Some(noise(1, 1000)));
 }
 
-/// The machine that took the volume over has carried out all that the spool holds. The directory has
-/// the number of another machine, as when a container shares it with its host.
-#[test]
-fn a_spool_of_which_commits_have_all_leaves_no_recovery_base() {
-    let bucket = Bucket::new();
-    let disk = SimulatedDisk::new();
-    let host = Host::spooling(&bucket, &disk);
+/// A machine dies with a spool, and the one that takes the volume over carries out all that it
+/// holds. The directory then has the number of another machine, as when a container shares it with
+/// its host.
+fn die_with_what_is_committed(bucket: &Bucket, disk: &SimulatedDisk) {
+    let host = Host::spooling(bucket, disk);
     let lost = Strike::with(Fault::FailAfter(StoreErrorKind::OutcomeUnknown));
     host.faults.plan(lost.on_writes().always());
     host.write("new", 0, noise(3, 1000));
@@ -215,7 +214,6 @@ fn a_spool_of_which_commits_have_all_leaves_no_recovery_base() {
     let new_holder = bucket.host();
     assert!(new_holder.read("new") == Some(noise(3, 1000)));
     new_holder.finish().expect("left");
-    assert_eq!(recovery_bases(&bucket).len(), 1, "that machine cannot know");
     bucket.work(bucket.memory.clone(), async |_| {
         let numbers = disk.paths().into_iter().filter(|path| {
             let name = path.file_name().and_then(|name| name.to_str());
@@ -225,8 +223,33 @@ fn a_spool_of_which_commits_have_all_leaves_no_recovery_base() {
             disk.remove(&number).await.expect("removed");
         }
     });
+}
+
+#[test]
+fn a_spool_of_which_commits_have_all_leaves_no_recovery_base() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    die_with_what_is_committed(&bucket, &disk);
+    assert_eq!(recovery_bases(&bucket).len(), 1, "that machine cannot know");
     let back = Host::spooling(&bucket, &disk);
     assert!(back.assembled.spool_news().recovered.is_empty());
+    assert_eq!(recovery_bases(&bucket), []);
+    assert!(back.read("new") == Some(noise(3, 1000)));
+}
+
+/// The first mount that finds the spool cannot register in the root.
+#[test]
+fn a_spool_of_which_commits_have_all_stays_until_its_recovery_base_can_go() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    die_with_what_is_committed(&bucket, &disk);
+    let refusing = Arc::new(FaultStore::new(bucket.memory.clone()));
+    let refused = Strike::with(Fault::FailBefore(StoreErrorKind::Denied)).on(Operation::Replace);
+    refusing.plan(refused.always());
+    let refused = Host::spooling_through(refusing, &disk, Settings::default());
+    assert!(refused.is_err(), "it cannot register");
+    assert_eq!(recovery_bases(&bucket).len(), 1);
+    let back = Host::spooling(&bucket, &disk);
     assert_eq!(recovery_bases(&bucket), []);
     assert!(back.read("new") == Some(noise(3, 1000)));
 }

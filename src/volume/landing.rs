@@ -65,15 +65,18 @@ pub(super) async fn send(
 /// Waits until the spool holds the settled entries.
 ///
 /// A full spool is waited for no longer than the store: entries that reach the bucket make room in
-/// the spool. An entry that has reached the bucket in time need not be kept.
+/// the spool, and a commit of many entries makes it sooner than they do one by one. An entry that
+/// has reached the bucket in time need not be kept.
 async fn keep(volume: &Volume, journal: &JournalWriter) -> Result<(), VolumeError> {
     let lands = async {
+        tokio::time::sleep(PATIENCE).await;
+        volume.commit_soon();
         loop {
-            tokio::time::sleep(PATIENCE).await;
             let is_there = land(volume, journal).await.is_ok() && !journal.is_bare();
             if is_there && is_in_time(volume, journal).await {
                 return;
             }
+            tokio::time::sleep(PATIENCE).await;
         }
     };
     tokio::select! {

@@ -263,6 +263,61 @@ fn a_full_spool_holds_nothing_up_once_the_store_is_back() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
+/// Many small journals fill the spool while the store stands still. Then the store takes each of
+/// them slowly, and a commit frees the spool sooner.
+#[test]
+fn a_spool_full_of_journals_is_freed_by_a_commit() {
+    let bucket = Bucket::new();
+    let settings = Settings {
+        fsync_local: true,
+        ..Settings::default()
+    };
+    let disk = SimulatedDisk::new();
+    let host = Host::try_spooling(&bucket, &disk, settings, "main", 200_000).expect("mounted");
+    let gate = stall(&host, "");
+    let volume = host.volume();
+    let second = Duration::from_secs(1);
+    let full = (0..1_000).find(|number| {
+        host.write(&number.to_string(), 0, noise(*number, 700));
+        host.run(async { tokio::time::timeout(second, volume.fsync()).await })
+            .is_err()
+    });
+    let full = full.expect("the spool fills up");
+    assert!(full > 50, "{full} journals");
+    host.faults.heal();
+    let slow = Strike::with(Fault::Delay(Duration::from_millis(700))).keys("journal/");
+    host.faults.plan(slow.always());
+    gate.open();
+    let begin = host.run(async { tokio::time::Instant::now() });
+    for number in 0..5 {
+        host.write("after", number, vec![b'a']);
+        host.fsync().expect("on this machine");
+    }
+    let took = host.run(async { begin.elapsed() });
+    assert!(took < Duration::from_secs(15), "it took {took:?}");
+}
+
+/// The disk of the spool hangs while it takes a pack that is on its way to the bucket as well.
+#[test]
+fn a_spool_disk_that_hangs_holds_no_pack_up_that_the_bucket_has() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    let host = Host::spooling(&bucket, &disk);
+    let gate = stall(&host, "data/");
+    host.write("large", 0, noise(5, LARGE));
+    let volume = host.volume();
+    let waits = host.spawn(async move { volume.fsync().await });
+    host.wait(0.5);
+    disk.hold();
+    host.wait(KEPT_AFTER);
+    recover(&host, &gate);
+    let answer = host.run(async { tokio::time::timeout(Duration::from_secs(30), waits).await });
+    disk.let_go();
+    answer.expect("no wait").expect("ran").expect("durable");
+    let missing = missing(&bucket, host, &["large"]);
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     /// Makes a file of this many bytes, and closes it.

@@ -139,34 +139,17 @@ impl Session {
                 sent = &mut straight => return sent.map(|()| None),
                 () = overflow.wanted(pack, sent.first_frame(), &is_sent) => {}
             }
-            let mut put = pin!(overflow.spool.put(&key, &loaded.parts));
-            let mut answer = None;
-            // A write that has begun is not abandoned: the spool must know the contents of its
-            // disk.
-            let put = loop {
-                tokio::select! {
-                    biased;
-                    sent = &mut straight, if answer.is_none() => answer = Some(sent),
-                    put = &mut put => break put,
-                }
+            // A put is given up once the store has answered: the spool removes what it has written.
+            let put = tokio::select! {
+                biased;
+                sent = &mut straight => return sent.map(|()| None),
+                put = overflow.spool.put(&key, &loaded.parts) => put,
             };
-            match (put, answer) {
-                (Ok(spooled), Some(answer)) => {
-                    answer?;
-                    self.keep(overflow, pack, sent, &spooled);
-                    spooled.uploaded();
-                    return Ok(Some(spooled));
-                }
-                (Ok(spooled), None) => break spooled,
-                (Err(error), answer) => {
-                    // The bytes are still in memory: they are sent directly, and writers wait.
-                    if !matches!(error, SpoolError::Full { .. }) {
-                        tracing::warn!("a pack is not spooled: {error}");
-                    }
-                    if let Some(answer) = answer {
-                        return answer.map(|()| None);
-                    }
-                }
+            match put {
+                Ok(spooled) => break spooled,
+                // The bytes are still in memory: they are sent directly, and writers wait.
+                Err(SpoolError::Full { .. }) => {}
+                Err(error) => tracing::warn!("a pack is not spooled: {error}"),
             }
         };
         self.keep(overflow, pack, sent, &spooled);

@@ -25,6 +25,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -75,6 +76,8 @@ pub struct Spool {
     limit_bytes: u64,
     state: Mutex<SpoolState>,
     changed: watch::Sender<()>,
+    /// Held while files of dropped puts are removed.
+    removing: tokio::sync::Mutex<()>,
     sweeping: tokio::sync::Mutex<()>,
     /// Read while a file is written, or removed after its put was dropped. The end waits for these.
     writing: tokio::sync::RwLock<()>,
@@ -146,6 +149,7 @@ impl Spool {
                 dropped: Vec::new(),
             }),
             changed: watch::Sender::new(()),
+            removing: tokio::sync::Mutex::default(),
             sweeping: tokio::sync::Mutex::default(),
             writing: tokio::sync::RwLock::default(),
         }))
@@ -217,6 +221,9 @@ impl Spool {
     /// Removes the files of dropped calls of [`Spool::put`], after waiting for the disk. Dropped, it
     /// leaves the rest to the next call.
     async fn remove_dropped(&self) {
+        // A second call waits for a draft that the first one has in hand: otherwise each put that is
+        // dropped could leave its bytes in memory.
+        let _alone = self.removing.lock().await;
         if self.state.lock().dropped.is_empty() {
             return;
         }
@@ -278,9 +285,9 @@ impl Spool {
     pub async fn room_unless_failed(&self, length: u64) -> Result<(), SpoolError> {
         let bytes = length + file::TRAILER_BYTES as u64;
         let mut changed = self.changed.subscribe();
+        // Only a waiter for room waits for the disk: it may take a write sooner than a removal.
+        let mut removing = pin!(self.go_on_removing());
         loop {
-            self.remove_dropped().await;
-            self.sweep().await;
             let rest = {
                 let state = self.state.lock();
                 match &state.rest {
@@ -299,8 +306,26 @@ impl Spool {
                 () = rested => self.end_rest(),
                 // The sender is `self`.
                 _ = changed.changed() => {}
+                () = &mut removing => {}
             }
         }
+    }
+
+    /// Removes what nothing needs, and what comes to be so. Never ends. Dropped, it leaves the rest
+    /// to the next call.
+    async fn go_on_removing(&self) {
+        let mut changed = self.changed.subscribe();
+        loop {
+            self.remove_dropped().await;
+            self.sweep().await;
+            let _ = changed.changed().await;
+        }
+    }
+
+    /// Returns true if an object of `length` bytes would not fit, however well the disk works.
+    pub fn lacks_room(&self, length: u64) -> bool {
+        let bytes = length + file::TRAILER_BYTES as u64;
+        self.state.lock().used + bytes > self.limit_bytes
     }
 
     fn end_rest(&self) {
@@ -341,8 +366,11 @@ impl Spool {
                 .collect()
         };
         for (number, spooled) in gone {
-            // A file that stays costs a needless upload after a crash.
-            if let Err(error) = self.disk.remove(&spooled.path).await {
+            // A file that stays costs a needless upload after a crash. One that is absent was removed
+            // by a call that was dropped.
+            if let Err(error) = self.disk.remove(&spooled.path).await
+                && error.kind() != io::ErrorKind::NotFound
+            {
                 tracing::warn!("{} stays in the spool: {error}", spooled.path.display());
             }
             let mut state = self.state.lock();

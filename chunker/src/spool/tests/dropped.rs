@@ -103,7 +103,7 @@ fn the_end_waits_for_all_that_the_disk_writes() {
         let spool = create(&disk, 1).await;
         disk.hold();
         assert!(put_and_leave(&spool, "data/00/a", 1).await.is_none());
-        let mut room = Box::pin(spool.room(9_000));
+        let mut room = Box::pin(spool.room(15_000));
         assert!(waits(&mut room).await);
         let mut end = Box::pin(spool.end());
         assert!(waits(&mut end).await, "the disk still writes");
@@ -168,4 +168,25 @@ async fn the_real_disk_writes_nothing_after_the_end() {
         let left = std::fs::read_dir(place.path()).expect("lists").count();
         assert_eq!(left, 0, "session {session}");
     }
+}
+
+/// The disk hangs in a put that was dropped, and a waiter for room has that in hand. Another put
+/// that began to write would leave its bytes in memory too, and so on.
+#[test]
+fn one_dropped_put_at_a_time_is_left_to_a_disk_that_hangs() {
+    run(async {
+        let disk = SimulatedDisk::new();
+        let spool = create(&disk, 1).await;
+        disk.hold();
+        assert!(put_and_leave(&spool, "data/00/a", 1).await.is_none());
+        let mut room = Box::pin(spool.room(15_000));
+        assert!(waits(&mut room).await);
+        for number in 0..9 {
+            let key = format!("data/00/b{number}");
+            assert!(put_and_leave(&spool, &key, 1).await.is_none());
+        }
+        assert!(spool.lacks_room(11_000) && !spool.lacks_room(9_000));
+        disk.let_go();
+        room.await;
+    });
 }

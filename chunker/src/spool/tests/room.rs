@@ -51,6 +51,29 @@ fn a_waiter_for_room_learns_that_the_disk_has_failed() {
     });
 }
 
+/// Files are removed as long as the disk likes. What fits does not wait for that.
+#[test]
+fn what_fits_does_not_wait_for_removals() {
+    run(async {
+        let disk = SimulatedDisk::new();
+        let spool = create(&disk, 1).await;
+        let body = [noise(1, 100)];
+        let spooled = spool.put("data/00/a", &body).await.expect("fits");
+        spool.release(&spooled);
+        drop(spooled);
+        disk.hold_removals();
+        let waits = async {
+            let second = Duration::from_secs(1);
+            let fits = tokio::time::timeout(second, spool.room(100)).await;
+            disk.let_go();
+            fits
+        };
+        let (fits, ()) = tokio::join!(waits, spool.sweep());
+        fits.expect("there is room");
+        assert_eq!(spool.usage().files, 0);
+    });
+}
+
 /// One put meets a failed flush, and another one a full disk after that.
 #[test]
 fn a_failed_disk_is_not_trusted_again_because_it_is_full() {

@@ -11,7 +11,6 @@
 //! number of this session mean that another machine has its identity.
 //!
 //! The words, in every room:
-//!
 //! - *journal*: the object, in the bucket or in a spool; *entry*: its payload;
 //! - *settled*: the entry has its number and its final bytes ([`JournalWriter`]);
 //! - *kept*: the journal is in the spool; *sent*: a request for the bucket began;
@@ -44,8 +43,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The longest time that a commit waits for a journal upload in progress before it drops covered
-/// journals from the spool.
+/// The longest time that a caller waits for the disk to remove released journals from the spool.
 const FORGET_WAITS: Duration = Duration::from_secs(1);
 
 /// The largest number of journals in the bucket that are remembered while none can be deleted.
@@ -169,6 +167,14 @@ impl JournalWriter {
             content_store,
             ..self
         }
+    }
+
+    /// Returns whether an entry waits for room in the spool.
+    pub fn waits_for_room(&self) -> bool {
+        let next = self.first_waiting().or_else(|| self.first_arrived());
+        let lacks_room = |spool: &Arc<Spool>, bytes: Bytes| spool.lacks_room(bytes.len() as u64);
+        let spool = self.spool.as_ref();
+        spool.is_some_and(|spool| next.is_some_and(|(_, bytes)| lacks_room(spool, bytes)))
     }
 
     /// Returns whether there is a spool that can keep entries.
@@ -445,33 +451,30 @@ impl JournalWriter {
     /// Drops from the spool the entries up to `operation` (inclusive) that a commit covers: they
     /// need not go to the bucket. Their numbers stay used.
     ///
-    /// Waits up to [`FORGET_WAITS`] for a journal upload in progress, and does nothing after that.
-    ///
-    /// Cancel safety: dropped during that wait, it leaves everything as it was. Dropped later, it
-    /// leaves files of released entries to the next sweep of the spool.
+    /// Cancel safety: dropped, it leaves files of released entries to the next sweep of the spool.
     pub(crate) async fn forget_kept(&self, operation: u64) {
-        // The entry that is being sent now is answered first, or is dropped by the next call.
-        let turn = tokio::time::timeout(FORGET_WAITS, self.landing.lock());
-        let Ok(turn) = turn.await else {
-            return;
-        };
-        self.release_kept(operation);
+        // Another task that has the turn may be sending the first entry, which is answered first.
+        let turn = self.landing.try_lock();
+        self.release_kept(operation, usize::from(turn.is_err()));
         // Journals do not wait for a disk that is slow to remove these.
         drop(turn);
         self.sweep().await;
     }
 
-    /// Releases the spooled and the unconfirmed entries up to `operation` (inclusive). Returns true
-    /// if there were any. The caller has the turn of `landing`.
-    fn release_kept(&self, operation: u64) -> bool {
+    /// Releases the spooled and the unconfirmed entries up to `operation` (inclusive), except the
+    /// first `sending` of those that are not acknowledged yet. Returns true if there were any.
+    fn release_kept(&self, operation: u64, mut sending: usize) -> bool {
         let done: Vec<Pending> = {
             let mut state = self.state.lock();
-            let is_done =
-                |pending: &Pending| pending.last <= operation && pending.in_memory().is_none();
+            let mut is_done = |pending: &Pending| {
+                let is_sent = sending > 0;
+                sending = sending.saturating_sub(1);
+                !is_sent && pending.last <= operation && pending.in_memory().is_none()
+            };
             let (done, pending): (VecDeque<Pending>, VecDeque<Pending>) =
                 std::mem::take(&mut state.pending)
                     .into_iter()
-                    .partition(is_done);
+                    .partition(&mut is_done);
             state.pending = pending;
             let mut done = Vec::from(done);
             let is_covered = |pending: &mut Pending| pending.last <= operation;
@@ -519,7 +522,7 @@ impl JournalWriter {
         loop {
             // A commit may be made while many entries are sent.
             let covered = self.state.lock().covered;
-            *has_released |= self.release_kept(covered);
+            *has_released |= self.release_kept(covered, 0);
             let next = self.state.lock().pending.front().cloned();
             let Some(pending) = next.filter(|pending| pending.number <= until) else {
                 *has_released |= self.settle_kept().await?;

@@ -70,7 +70,9 @@ pub(super) async fn send(
 async fn keep(volume: &Volume, journal: &JournalWriter) -> Result<(), VolumeError> {
     let lands = async {
         tokio::time::sleep(PATIENCE).await;
-        volume.commit_soon();
+        if journal.waits_for_room() {
+            volume.commit_soon();
+        }
         loop {
             let is_there = land(volume, journal).await.is_ok() && !journal.is_bare();
             if is_there && is_in_time(volume, journal).await {

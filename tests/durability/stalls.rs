@@ -297,6 +297,55 @@ fn a_spool_full_of_journals_is_freed_by_a_commit() {
     assert!(took < Duration::from_secs(15), "it took {took:?}");
 }
 
+/// One journal never gets its answer. A commit frees the others.
+#[test]
+fn a_commit_frees_the_spool_of_what_waits_behind_a_journal_without_an_answer() {
+    let bucket = Bucket::new();
+    let settings = Settings {
+        fsync_local: true,
+        ..Settings::default()
+    };
+    let disk = SimulatedDisk::new();
+    let host = Host::try_spooling(&bucket, &disk, settings, "main", 200_000).expect("mounted");
+    let gate = Gate::new();
+    let held = Strike::with(Fault::HoldBefore(gate.clone())).on_writes();
+    host.faults.plan(held.keys("journal/"));
+    let took = host.run(async { tokio::time::Instant::now() });
+    for number in 0..400 {
+        host.write(&number.to_string(), 0, noise(number, 700));
+        host.fsync().expect("on this machine");
+    }
+    let took = host.run(async { took.elapsed() });
+    assert!(host.faults.struck() > 0, "it has no answer");
+    assert!(took < Duration::from_secs(15), "it took {took:?}");
+    // The answer is of that journal, whatever was freed behind it.
+    gate.open();
+    host.wait(5.0);
+    let missing = missing(&bucket, host, &["0", "399"]);
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// The spool is slow, and not full: no commit would help.
+#[test]
+fn a_spool_disk_that_hangs_makes_no_commits() {
+    let bucket = Bucket::new();
+    let settings = Settings {
+        fsync_local: true,
+        ..Settings::default()
+    };
+    let disk = SimulatedDisk::new();
+    let host = Host::spooling_with(&bucket, &disk, settings);
+    let before = host.asked(Operation::Replace);
+    disk.hold();
+    for number in 0..10 {
+        host.write("file", number, vec![b'a']);
+        host.fsync().expect("in the bucket");
+    }
+    let commits = host.asked(Operation::Replace) - before;
+    disk.let_go();
+    assert!(commits <= 1, "{commits} commits");
+}
+
 /// The disk of the spool hangs while it takes a pack that is on its way to the bucket as well.
 #[test]
 fn a_spool_disk_that_hangs_holds_no_pack_up_that_the_bucket_has() {
@@ -316,6 +365,28 @@ fn a_spool_disk_that_hangs_holds_no_pack_up_that_the_bucket_has() {
     answer.expect("no wait").expect("ran").expect("durable");
     let missing = missing(&bucket, host, &["large"]);
     assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// All is in the bucket, and the disk of the spool still hangs.
+#[test]
+fn a_spool_disk_that_hangs_holds_no_unmount_up() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    let host = Host::spooling(&bucket, &disk);
+    let gate = stall(&host, "data/");
+    host.write("large", 0, noise(5, LARGE));
+    let volume = host.volume();
+    let waits = host.spawn(async move { volume.fsync().await });
+    host.wait(0.5);
+    disk.hold();
+    host.wait(KEPT_AFTER);
+    recover(&host, &gate);
+    host.run(waits).expect("ran").expect("durable");
+    host.finish_within(60.0)
+        .expect("in time")
+        .expect("all is in the bucket");
+    disk.let_go();
+    assert_eq!(bucket.host().read("large"), Some(noise(5, LARGE)));
 }
 
 #[derive(Debug, Clone)]

@@ -96,6 +96,11 @@ pub fn snapshot_name(session: SessionId) -> String {
     format!("recovered-{session}")
 }
 
+/// The name of the snapshot of a copy of it: the machine of the session may hold more.
+fn copy_name(session: SessionId) -> String {
+    format!("recovered-{session}-copy")
+}
+
 /// The result of a recovery from a spool whose session is no longer in the root.
 #[derive(Debug, Default)]
 pub(super) struct Rescued {
@@ -107,15 +112,22 @@ pub(super) struct Rescued {
 }
 
 /// Makes a snapshot of what is left in a spool whose session is in the root no more. With
-/// `accepts_loss` that is what comes before the first damaged journal.
+/// `accepts_loss` that is what comes before the first damaged journal. The recovery base of the
+/// session stays unless the spool is `is_ours`, and no copy of another machine's.
 ///
 /// # Errors
 /// Why not: then nothing has changed, and the spool must stay.
 pub(super) async fn recover(
     left: &Leftover,
+    is_ours: bool,
     writing: &Writing,
     accepts_loss: bool,
 ) -> Result<Rescued, RecoveryError> {
+    let session = SessionId(left.session());
+    let name = match is_ours {
+        true => snapshot_name(session),
+        false => copy_name(session),
+    };
     let JournalObjects { whole, damaged } = journals(left).await?;
     let accepts_loss = accepts_loss && is_of_volume(left, writing, &whole)?;
     let last = whole.last().map_or("", |(key, _)| key.as_str());
@@ -129,14 +141,15 @@ pub(super) async fn recover(
         Some(error) if !accepts_loss => return Err(error),
         behind => behind.map(|error| error.to_string()),
     };
-    if let Some(made) = made_before(writing, left, &whole).await? {
+    if let Some(made) = made_before(writing, left, &whole, name.clone()).await? {
         return Ok(Rescued {
             made: Some(made),
             damage: left_out(left, &whole, damaged.first().map(damage)),
         });
     }
     let accepted = accepts_loss.then_some(behind);
-    match recover_whole(left, writing, &whole, accepted).await {
+    let aim = Aim { name, is_ours };
+    match recover_whole(left, writing, &whole, aim, accepted).await {
         Err(RecoveryError::RecoveryBase(RecoveryBaseError::Gap { .. })) if !damaged.is_empty() => {
             Err(damage(&damaged[0]))
         }
@@ -187,6 +200,7 @@ async fn made_before(
     writing: &Writing,
     left: &Leftover,
     objects: &[(String, bytes::Bytes)],
+    snapshot: String,
 ) -> Result<Option<Recovered>, RecoveryError> {
     let repository = &writing.repository;
     let session = SessionId(left.session());
@@ -195,7 +209,7 @@ async fn made_before(
     let Some(kept) = repository.handle.open_kept(session, objects)? else {
         return Ok(None);
     };
-    let (volume, snapshot) = (kept.volume, snapshot_name(session));
+    let volume = kept.volume;
     let trash = repository.lists.known_trash(&root.trash).await?;
     let mut trash = trash.iter().flat_map(|shard| shard.iter());
     let is_it = |its: &str, name: &str| its == volume && name == snapshot;
@@ -214,6 +228,7 @@ async fn recover_whole(
     left: &Leftover,
     writing: &Writing,
     objects: &[(String, bytes::Bytes)],
+    aim: Aim,
     accepted: Option<Option<String>>,
 ) -> Result<Rescued, RecoveryError> {
     let repository = &writing.repository;
@@ -232,7 +247,7 @@ async fn recover_whole(
     };
     let made = Recovered {
         volume: kept.volume.clone(),
-        snapshot: snapshot_name(session),
+        snapshot: aim.name,
     };
     let read = |id| async move {
         let bytes = repository.content_store.read_blob(Kind::Commit, id).await?;
@@ -257,6 +272,7 @@ async fn recover_whole(
         session: open.id(),
         kept,
         recovery_base,
+        claims: aim.is_ours,
     };
     let done = recovery.make(&made.snapshot).await;
     if let Err(stays) = open.end().await {
@@ -266,6 +282,13 @@ async fn recover_whole(
         made: Some(made),
         damage,
     })
+}
+
+/// The snapshot that a recovery makes.
+struct Aim {
+    name: String,
+    /// Whether the spool is no copy of another machine's.
+    is_ours: bool,
 }
 
 /// [`KeptJournals::stand`]; where a `gap` is accepted, of the journals before the first one.
@@ -327,6 +350,8 @@ struct Recovery<'a> {
     session: SessionId,
     kept: KeptJournals,
     recovery_base: RecoveryBase,
+    /// Whether the recovery base of the session goes with the snapshot.
+    claims: bool,
 }
 
 impl Recovery<'_> {
@@ -498,7 +523,10 @@ impl Recovery<'_> {
             self.ingest.clone(),
             self.recovery_base.commit,
         )
-        .claiming(vec![self.kept.session]);
+        .claiming(match self.claims {
+            true => vec![self.kept.session],
+            false => Vec::new(),
+        });
         Committer::snapshot_only(volume, root, self.writing.holder.clone())
     }
 }

@@ -8,7 +8,8 @@
 //! both numbers belong to this machine. A directory that was copied to another machine, for example
 //! with a disk image, holds a number with the MACHINE of the first one. The second machine ignores
 //! that number and draws its own. It treats sessions that state the other number as sessions of the
-//! other machine.
+//! other machine. A container that has mounted the directory of its host has a number of its own
+//! there, which the host knows to be of this machine.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -26,8 +27,10 @@ const PREFIX: &str = "place-";
 /// The contents of this machine's spool directory.
 #[derive(Debug, Default)]
 pub(super) struct Listed {
-    /// The numbers of the directory.
-    ids: BTreeSet<SpoolId>,
+    /// The numbers that the directory has on this machine.
+    own: BTreeSet<SpoolId>,
+    /// The numbers that it has in containers of this machine.
+    shared: BTreeSet<SpoolId>,
     /// Sessions that have a spool there, in use or not.
     sessions: BTreeSet<SessionId>,
 }
@@ -48,10 +51,24 @@ impl Listed {
         let recovery_bases =
             recovery_bases.map(|recovery_base| (recovery_base.session, recovery_base.spool));
         let is_empty = |(id, spool): &(SessionId, Option<SpoolId>)| {
-            spool.is_some_and(|spool| self.ids.contains(&spool)) && !self.sessions.contains(id)
+            spool.is_some_and(|spool| self.is_here(spool)) && !self.sessions.contains(id)
         };
         let empty = sessions.chain(recovery_bases).filter(is_empty);
         empty.map(|(id, _)| id).collect()
+    }
+
+    /// Returns false if `session` states a number in `root` that this directory does not have here:
+    /// then the directory of its spool is a copy of that of another machine.
+    pub(super) fn has(&self, session: SessionId, root: &Root) -> bool {
+        let stated = match root.sessions.get(&session) {
+            Some(session) => session.spool,
+            None => root.recovery_base_of(session).and_then(|base| base.spool),
+        };
+        stated.is_none_or(|spool| self.is_here(spool))
+    }
+
+    fn is_here(&self, spool: SpoolId) -> bool {
+        self.own.contains(&spool) || self.shared.contains(&spool)
     }
 }
 
@@ -69,7 +86,10 @@ impl SpoolPlace {
         let mut found = Listed::default();
         for entry in listed {
             match entry.name.strip_prefix(PREFIX) {
-                Some(stated) => found.ids.extend(number_of(stated, here.machine())),
+                Some(stated) => {
+                    found.own.extend(number_of(stated, here.machine()));
+                    found.shared.extend(number_of(stated, here.containers()));
+                }
                 None => found.sessions.extend(parse(&entry.name).map(SessionId)),
             }
         }
@@ -90,7 +110,7 @@ impl SpoolPlace {
         here: &HolderInfo,
         entropy: &dyn Entropy,
     ) -> Result<SpoolId, SpoolingError> {
-        if let Some(id) = self.list(here).await?.ids.first() {
+        if let Some(id) = self.list(here).await?.own.first() {
             return Ok(*id);
         }
         let mut random = [0; 8];

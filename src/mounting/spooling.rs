@@ -33,6 +33,12 @@ use crate::root::request::KnownSpools;
 use crate::root::session::OpenSession;
 use crate::root::state::{Session, SessionId, SessionState};
 
+/// Longest wait for the disk when a mount ends its own spool.
+const ENDING: Duration = Duration::from_secs(10);
+
+/// Longest wait for the root when a spool that is gone gives its recovery base up.
+const GIVING_UP: Duration = Duration::from_secs(5);
+
 /// Interval of the progress messages of a replay, and of a survey on a terminal.
 const SAID_EVERY: Duration = Duration::from_secs(5);
 
@@ -46,6 +52,13 @@ pub struct SpoolNews {
     pub recovered: Vec<Recovered>,
     /// Spools that stay where they are.
     pub stranded: Vec<Stranded>,
+}
+
+/// A spool that another process has left.
+struct Found {
+    left: Leftover,
+    /// It is no copy of another machine's spool, as far as its session says.
+    is_ours: bool,
 }
 
 /// A spool that was not brought into the bucket, or only in part.
@@ -80,18 +93,19 @@ impl SpoolPlace {
     ) -> Result<(Vec<Brought>, KnownSpools), SpoolingError> {
         let brought = self.bring_all(writing, accepts_loss, news).await?;
         let handle = &writing.repository.handle;
+        let listed = self.list(&writing.holder).await?;
+        let root = &handle.current().root;
         let mut known = KnownSpools {
             own: None,
-            empty: self
-                .list(&writing.holder)
-                .await?
-                .empty(&handle.current().root),
+            empty: listed.empty(root),
             brought: Vec::new(),
         };
         if self.limit_bytes > 0 {
             known.own = Some(self.identify(&writing.holder, &**handle.entropy()).await?);
         }
-        for Brought { left, .. } in brought.iter().filter(|brought| !brought.is_committed) {
+        // A copy says nothing of what the spool of the other machine holds.
+        let claimed = |brought: &&Brought| brought.is_ours && !brought.is_committed;
+        for Brought { left, .. } in brought.iter().filter(claimed) {
             let session = SessionId(left.session());
             match left.named().is_empty() {
                 true => known.empty.push(session),
@@ -114,6 +128,7 @@ impl SpoolPlace {
             return Ok(Vec::new());
         }
         let view = repository.handle.refresh().await?;
+        let listed = self.list(&writing.holder).await?;
         for spool in &found.unreadable {
             let session = view.root.sessions.get(&SessionId(spool.session));
             pass_over(spool, session, writing, accepts_loss, news)?;
@@ -121,6 +136,7 @@ impl SpoolPlace {
         let mut done = Vec::new();
         for left in found.spools {
             let path = left.directory().display().to_string();
+            let is_ours = listed.has(SessionId(left.session()), &view.root);
             if left.named().is_empty() {
                 if left.bytes() > 0 {
                     tracing::warn!(
@@ -134,12 +150,17 @@ impl SpoolPlace {
                     last: 0,
                     is_safe: true,
                     is_committed: false,
+                    is_ours,
                     damage: None,
                 });
-            } else if let Some(session) = view.root.sessions.get(&SessionId(left.session())) {
-                done.extend(bring_one(left, session, writing, accepts_loss, news).await?);
-            } else {
-                done.extend(rescue(left, writing, accepts_loss, news).await);
+                continue;
+            }
+            let found = Found { left, is_ours };
+            match view.root.sessions.get(&SessionId(found.left.session())) {
+                Some(session) => {
+                    done.extend(bring_one(found, session, writing, accepts_loss, news).await?);
+                }
+                None => done.extend(rescue(found, writing, accepts_loss, news).await),
             }
         }
         Ok(done)
@@ -186,6 +207,8 @@ pub(super) struct Brought {
     is_safe: bool,
     /// Its session has left the root, and commits have all of it.
     is_committed: bool,
+    /// It is no copy of another machine's spool, as far as its session says.
+    is_ours: bool,
     /// The damage, if only part of it was brought.
     damage: Option<String>,
 }
@@ -194,7 +217,7 @@ pub(super) struct Brought {
 /// later mount: it cannot be read and that loss is accepted, or the session is of another volume
 /// and its spool is damaged or cannot be brought.
 async fn bring_one(
-    left: Leftover,
+    found: Found,
     session: &Session,
     writing: &Writing,
     accepts_loss: bool,
@@ -202,18 +225,19 @@ async fn bring_one(
 ) -> Result<Option<Brought>, SpoolingError> {
     let repository = &*writing.repository;
     let volume = session.volume.as_deref().unwrap_or_default();
-    let is_ours = volume == writing.volume;
+    let is_wanted = volume == writing.volume;
+    let Found { left, is_ours } = found;
     let (path, bytes) = (left.directory().display().to_string(), left.bytes());
     let judged = match judge(&left, session, repository).await {
-        Ok(judged) => judge_loss(judged, &path, volume, is_ours && accepts_loss),
+        Ok(judged) => judge_loss(judged, &path, volume, is_wanted && accepts_loss),
         Err(error) => Err(error),
     };
     let survey = match judged {
         Ok(Some(survey)) => survey,
         Ok(None) => {
-            return Ok(rescue(left, writing, accepts_loss, news).await);
+            return Ok(rescue(Found { left, is_ours }, writing, accepts_loss, news).await);
         }
-        Err(error) if !is_ours || is_accepted(&error, accepts_loss) => {
+        Err(error) if !is_wanted || is_accepted(&error, accepts_loss) => {
             leave(path, bytes, &error, news);
             return Ok(None);
         }
@@ -226,7 +250,7 @@ async fn bring_one(
             path: path.clone(),
             source,
         };
-        if !is_ours {
+        if !is_wanted {
             leave(path, bytes, &error, news);
             return Ok(None);
         }
@@ -242,6 +266,7 @@ async fn bring_one(
         last,
         is_safe,
         is_committed: false,
+        is_ours,
         damage,
     }))
 }
@@ -318,13 +343,14 @@ fn leave(path: String, bytes: u64, error: &SpoolingError, news: &mut SpoolNews) 
 /// mount: the spool stays, and the next mount tries again. Returns the spool if commits have all of
 /// it: it goes once a session of this mount can give up its recovery base.
 async fn rescue(
-    left: Leftover,
+    found: Found,
     writing: &Writing,
     accepts_loss: bool,
     news: &mut SpoolNews,
 ) -> Option<Brought> {
+    let Found { left, is_ours } = found;
     let path = left.directory().display().to_string();
-    match recover(&left, writing, accepts_loss).await {
+    match recover(&left, is_ours, writing, accepts_loss).await {
         Ok(Rescued {
             made: None,
             damage: None,
@@ -334,6 +360,7 @@ async fn rescue(
                 last: 0,
                 is_safe: true,
                 is_committed: true,
+                is_ours,
                 damage: None,
             });
         }
@@ -513,9 +540,12 @@ pub(super) async fn discard(
         let session = SessionId(brought.left.session());
         let mut ended_sessions = open.ended_sessions().iter();
         let is_found = ended_sessions.any(|ended_session| ended_session.session == session);
-        let left = match brought.is_safe || is_found {
-            true => Some(brought),
-            false => rescue(brought.left, writing, accepts_loss, news).await,
+        let is_ours = brought.is_ours;
+        let left = match (brought.is_safe || is_found, brought) {
+            (true, brought) => Some(brought),
+            (false, Brought { left, .. }) => {
+                rescue(Found { left, is_ours }, writing, accepts_loss, news).await
+            }
         };
         let Some(brought) = left else { continue };
         if brought.is_committed {
@@ -525,15 +555,16 @@ pub(super) async fn discard(
         let mut gaps = open.gaps().iter();
         let gap = gaps.find(|gap| gap.session == session && gap.after < brought.last);
         let damage = brought.damage.or_else(|| gap.map(Gap::to_string));
-        if let_go(brought.left, damage, news).await && brought.is_committed {
+        let is_gone = let_go(brought.left, damage, news).await;
+        if is_gone && brought.is_committed && is_ours {
             committed.push(session);
         }
     }
     give_up_committed(open, writing, committed).await;
 }
 
-/// Takes recovery bases of spools that are gone out of the root. The spools may have another number
-/// than that of their directory here, as those of a container, so that no later mount can tell.
+/// Takes recovery bases of spools that are gone out of the root. If that fails, the next mount does
+/// it.
 async fn give_up_committed(open: &OpenSession, writing: &Writing, mut gone: Vec<SessionId>) {
     let handle = &writing.repository.handle;
     let view = handle.current();
@@ -541,15 +572,22 @@ async fn give_up_committed(open: &OpenSession, writing: &Writing, mut gone: Vec<
     if gone.is_empty() {
         return;
     }
-    if let Err(error) = give_up(handle, open, &gone).await {
-        tracing::warn!(%error, "a spool that is gone goes on holding collection back: see bkfs \
-             session list");
+    let given_up = tokio::time::timeout(GIVING_UP, give_up(handle, open, &gone)).await;
+    if let Ok(Err(error)) = given_up {
+        tracing::warn!(%error, "a spool that is gone holds collection back until the next mount");
     }
 }
 
-/// Ends a mount's own spool. A non-empty one stays for the next mount.
+/// Ends a mount's own spool. A non-empty one stays for the next mount. So does one whose disk does
+/// not answer within [`ENDING`].
 pub(super) async fn end(spool: &Spool) {
-    let left = spool.end().await;
+    let Ok(left) = tokio::time::timeout(ENDING, spool.end()).await else {
+        tracing::warn!(
+            "the disk does not answer on which the spool {} lies: the next mount removes it",
+            spool.directory().display()
+        );
+        return;
+    };
     if left.files > 0 {
         tracing::warn!(
             "{} stay in the spool {}",

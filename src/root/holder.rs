@@ -139,10 +139,18 @@ impl HolderInfo {
     /// machine may share the machine id, and then differ in their host names. A container has a new
     /// host name each time, so only the machine id counts there.
     pub fn machine(&self) -> u64 {
-        let host = match self.pid_namespace {
-            FIRST_PID_NAMESPACE => self.host.as_str(),
-            _ => "",
-        };
+        match self.pid_namespace {
+            FIRST_PID_NAMESPACE => self.machine_of(&self.host),
+            _ => self.containers(),
+        }
+    }
+
+    /// Returns the number that [`HolderInfo::machine`] gives in containers with this machine id.
+    pub fn containers(&self) -> u64 {
+        self.machine_of("")
+    }
+
+    fn machine_of(&self, host: &str) -> u64 {
         let said = format!("{}\0{host}", self.machine_id);
         let hash = blake3::hash(said.as_bytes());
         let (bytes, _) = hash.as_bytes().split_first_chunk().expect("32 bytes");

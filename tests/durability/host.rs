@@ -366,6 +366,21 @@ impl Host {
         self.runtime.block_on(self.assembled.finish())
     }
 
+    /// Unmounts; none if that takes longer than so many seconds.
+    pub fn finish_within(
+        self,
+        seconds: f64,
+    ) -> Option<Result<(), bkfs::mounting::error::MountingError>> {
+        let Host {
+            runtime, assembled, ..
+        } = self;
+        let limit = Duration::from_secs_f64(seconds);
+        let finished = async { tokio::time::timeout(limit, assembled.finish()).await };
+        let finished = runtime.block_on(finished).ok();
+        runtime.shutdown_background();
+        finished
+    }
+
     /// The inode of a file, which is made if it is not there.
     pub fn file(&self, name: &str) -> u64 {
         let volume = self.volume();

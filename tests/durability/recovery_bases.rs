@@ -11,7 +11,7 @@ use bkfs::maintain::report::{Problem, ProblemKind};
 use bkfs::mounting::settings::Settings;
 use bkfs::root::removal::give_up;
 use bkfs::root::session::OpenSession;
-use bkfs::root::state::{RecoveryBase, SessionId};
+use bkfs::root::state::{HolderInfo, RecoveryBase, SessionId};
 use bkfs::tree::item::Item;
 use bkfs::tree::key::Key;
 use bkfs::volume::ROOT_INODE;
@@ -199,9 +199,20 @@ fn an_empty_spool_is_claimed_by_the_next_mount_there() {
     assert!(back.read("file") == Some(noise(1, 1000)));
 }
 
+/// Gives a spool directory the number that another machine has there.
+fn number_of(machine: u64, disk: &SimulatedDisk) {
+    for path in disk.paths() {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let number = name.and_then(|name| name.strip_prefix("place-"));
+        if let Some((number, _)) = number.and_then(|number| number.split_once('-')) {
+            let name = format!("place-{number}-{machine:016x}");
+            disk.give_name(&path, &path.with_file_name(name));
+        }
+    }
+}
+
 /// A machine dies with a spool, and the one that takes the volume over carries out all that it
-/// holds. The directory then has the number of another machine, as when a container shares it with
-/// its host.
+/// holds. The directory then has the number of a container, which shares it with its host.
 fn die_with_what_is_committed(bucket: &Bucket, disk: &SimulatedDisk) {
     let host = Host::spooling(bucket, disk);
     let lost = Strike::with(Fault::FailAfter(StoreErrorKind::OutcomeUnknown));
@@ -214,15 +225,7 @@ fn die_with_what_is_committed(bucket: &Bucket, disk: &SimulatedDisk) {
     let new_holder = bucket.host();
     assert!(new_holder.read("new") == Some(noise(3, 1000)));
     new_holder.finish().expect("left");
-    bucket.work(bucket.memory.clone(), async |_| {
-        let numbers = disk.paths().into_iter().filter(|path| {
-            let name = path.file_name().and_then(|name| name.to_str());
-            name.is_some_and(|name| name.starts_with("place-"))
-        });
-        for number in numbers {
-            disk.remove(&number).await.expect("removed");
-        }
-    });
+    number_of(HolderInfo::of_this_process("").containers(), disk);
 }
 
 #[test]
@@ -252,6 +255,118 @@ fn a_spool_of_which_commits_have_all_stays_until_its_recovery_base_can_go() {
     let back = Host::spooling(&bucket, &disk);
     assert_eq!(recovery_bases(&bucket), []);
     assert!(back.read("new") == Some(noise(3, 1000)));
+}
+
+/// The machine is killed after the spool has gone, and before its recovery base has.
+#[test]
+fn a_recovery_base_whose_spool_is_gone_goes_with_the_next_mount() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    die_with_what_is_committed(&bucket, &disk);
+    bucket.work(bucket.memory.clone(), async |_| {
+        for path in disk.paths() {
+            let name = path.file_name().and_then(|name| name.to_str());
+            if !name.is_some_and(|name| name.starts_with("place-")) {
+                // Directories go once they are empty.
+                let _ = disk.remove(&path).await;
+                let _ = disk.remove_directory(&path).await;
+            }
+        }
+    });
+    assert_eq!(recovery_bases(&bucket).len(), 1);
+    let back = Host::spooling(&bucket, &disk);
+    assert_eq!(recovery_bases(&bucket), []);
+    assert!(back.read("new") == Some(noise(3, 1000)));
+}
+
+/// Returns the disk of another machine, which was made of an image of this one.
+fn image_of(disk: &SimulatedDisk) -> SimulatedDisk {
+    let image = disk.copy();
+    number_of(0x1234, &image);
+    image
+}
+
+/// Closes a file that only the spool gets, because the store stands still.
+fn close_in_the_spool(host: &Host, name: &str, seed: u64) -> Gate {
+    let gate = Gate::new();
+    let held = Strike::with(Fault::HoldBefore(gate.clone())).on_writes();
+    host.faults.plan(held.always());
+    host.write(name, 0, noise(seed, 1000));
+    host.volume().fsync_within();
+    host.wait(KEPT_AFTER);
+    gate
+}
+
+/// What the image holds is in commits, or is not; the machine itself has acknowledged more since.
+fn an_image_claims_nothing(is_committed: bool) {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    let host = Host::spooling(&bucket, &disk);
+    let gate = close_in_the_spool(&host, "old", 1);
+    let image = image_of(&disk);
+    if is_committed {
+        host.faults.heal();
+        gate.open();
+        host.run(host.volume().commit()).expect("committed");
+        let _stands_still = close_in_the_spool(&host, "new", 2);
+    } else {
+        host.write("new", 0, noise(2, 1000));
+        host.volume().fsync_within();
+        host.wait(KEPT_AFTER);
+    }
+    host.crash();
+    disk.crash(&SeededEntropy::new(1));
+    let new_holder = bucket.host();
+    new_holder.write("other", 0, noise(3, 1000));
+    new_holder.finish().expect("left");
+    let left = recovery_bases(&bucket);
+    assert_eq!(left.len(), 1);
+    let on_image = Host::spooling(&bucket, &image);
+    on_image.finish().expect("left");
+    assert_eq!(
+        recovery_bases(&bucket),
+        left,
+        "the image speaks for its machine only"
+    );
+    gc(&bucket);
+    gc(&bucket);
+    let back = Host::spooling(&bucket, &disk);
+    let recovered = format!("recovered-{}", left[0].session);
+    for (name, seed) in [("old", 1), ("new", 2)] {
+        let contents = read_in(&back, &recovered, name);
+        assert!(contents == Some(noise(seed, 1000)), "{name}");
+    }
+    assert_eq!(recovery_bases(&bucket), []);
+}
+
+#[test]
+fn an_image_of_a_machine_claims_nothing_because_commits_have_all_of_it() {
+    an_image_claims_nothing(true);
+}
+
+#[test]
+fn an_image_of_a_machine_claims_nothing_with_what_it_recovers() {
+    an_image_claims_nothing(false);
+}
+
+/// The image has an empty spool of the session, which the next mount takes over from.
+#[test]
+fn an_image_of_a_machine_claims_nothing_with_an_empty_spool() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    let host = Host::spooling(&bucket, &disk);
+    let image = image_of(&disk);
+    let _stands_still = close_in_the_spool(&host, "new", 2);
+    host.crash();
+    disk.crash(&SeededEntropy::new(1));
+    let on_image = Host::spooling(&bucket, &image);
+    on_image.write("other", 0, noise(3, 1000));
+    on_image.finish().expect("left");
+    let left = recovery_bases(&bucket);
+    assert_eq!(left.len(), 1, "the image speaks for its machine only");
+    let back = Host::spooling(&bucket, &disk);
+    let recovered = format!("recovered-{}", left[0].session);
+    assert!(read_in(&back, &recovered, "new") == Some(noise(2, 1000)));
 }
 
 #[test]

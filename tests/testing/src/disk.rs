@@ -224,6 +224,24 @@ impl SimulatedDisk {
         }
     }
 
+    /// Returns another disk with the same files, as of a disk image.
+    pub fn copy(&self) -> SimulatedDisk {
+        let state = self.0.lock();
+        SimulatedDisk(Arc::new(Mutex::new(SimulatedState {
+            directories: state.directories.clone(),
+            files: state.files.clone(),
+            ..SimulatedState::default()
+        })))
+    }
+
+    /// Gives a file another name.
+    pub fn give_name(&self, from: &Path, to: &Path) {
+        let mut state = self.0.lock();
+        if let Some(file) = state.files.remove(from) {
+            state.files.insert(to.to_owned(), file);
+        }
+    }
+
     /// Returns the paths of every file and directory.
     pub fn paths(&self) -> Vec<PathBuf> {
         let state = self.0.lock();

@@ -94,7 +94,11 @@ impl Slots {
             Err(error) => error,
         };
         match object {
-            Err(error) => Fate::Unknown(added, error),
+            // It is gone, and no other key is known to be there.
+            Err(gone) => match failed {
+                SlotsError::Root(RootError::Store(error)) => Fate::Unknown(added, error),
+                _ => Fate::Unknown(added, gone),
+            },
             Ok((object, _)) => Fate::Lost(Lost {
                 slot: added,
                 why: failed.to_string(),

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use crate::tree::item::{MAX_SYMLINK_BYTES, Timestamp};
 use crate::vfs::convert;
 use crate::vfs::numbers::{CONTROL, CONTROL_DIRECTORY, Number, ROOT, SNAPSHOTS};
-use crate::vfs::{Mount, special};
+use crate::vfs::{CloseMode, Mount, special};
 use crate::volume::Volume;
 use crate::volume::attributes::{Change, XattrDemand};
 use crate::volume::error::VolumeError;
@@ -212,6 +212,10 @@ impl Mount {
         volume
             .rename((from.0.inode, &from.1), (to.0.inode, &to.1), mode)
             .await?;
+        // The new name of a file that was closed under another one is as good as a close.
+        if self.close != CloseMode::Async {
+            volume.fsync_within();
+        }
         if from.0 != to.0 {
             // The kernel does not look up a name that it has moved itself.
             self.note_moved(&volume, to.0, &to.1).await;

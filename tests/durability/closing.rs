@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bkfs::mounting::settings::Settings;
 use bkfs::vfs::CloseMode;
-use bkfs_fuse::{AttributeChange, Create, Handle, Ino, OpenFlags, Write};
+use bkfs_fuse::{AttributeChange, Create, Handle, Ino, OpenFlags, Rename, RenameMode, Write};
 use bkfs_store::{Operation, StoreErrorKind};
 use bkfs_testing::disk::SimulatedDisk;
 use bkfs_testing::fault::{Fault, Gate, Strike};
@@ -82,6 +82,41 @@ fn a_small_file_is_in_the_bucket_a_second_after_close() {
     );
     host.crash();
     assert!(bucket.host().read("small") == Some(noise(1, 10_000)));
+}
+
+/// Programs write a temporary file, close it, and give it its name.
+#[test]
+fn a_new_name_is_in_the_bucket_a_second_after_rename() {
+    for (close_mode, is_promised) in [
+        (CloseMode::Durable, true),
+        (CloseMode::Bounded, true),
+        (CloseMode::Async, false),
+    ] {
+        let bucket = Bucket::new();
+        let host = host(&bucket, close_mode);
+        let file = written(&host, "temporary", &noise(1, 10_000));
+        let closed = close(&host, file).recv();
+        closed.expect("answered").expect("closed");
+        host.fsync().expect("durable");
+        let before = bucket.count("journal/");
+        let root = Ino(bkfs::volume::ROOT_INODE);
+        let rename = Rename {
+            parent: root,
+            name: b"temporary",
+            new_parent: root,
+            new_name: b"whole",
+            mode: RenameMode::Replace,
+        };
+        let renamed = ask(&host, |vfs, reply| vfs.rename(CALLER, rename, reply)).recv();
+        renamed.expect("answered").expect("renamed");
+        let begun = Instant::now();
+        while bucket.count("journal/") == before && begun.elapsed() < Duration::from_secs(2) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        host.crash();
+        let found = bucket.host().read("whole");
+        assert_eq!(found.is_some(), is_promised, "{close_mode:?}");
+    }
 }
 
 #[test]

@@ -153,7 +153,7 @@ class Round:
             running.mount.status().get("failure") is None
             and running.life["options"]["close"] != "async"
         ):
-            running.vouched.append((closed, "bucket", "a quiet while after the last close"))
+            running.publish(closed, "bucket", "a quiet while after the last close")
         self.end_by_kill(running)
 
     def end_by_outage_kill(self, running):
@@ -163,7 +163,7 @@ class Round:
         running.stop_workers()
         closed = now()
         time.sleep(6)
-        running.vouched.append((closed, "machine", "the last close in an outage"))
+        running.publish(closed, "machine", "the last close in an outage")
         running.mount.kill()
         running.wait_for_workers()
         self.ended(running)

@@ -172,6 +172,7 @@ class Running:
         self.directory = round_.place / f"life-{number}"
         self.directory.mkdir()
         self.number, self.vouched, self.snapshots, self.threads = number, [], [], []
+        self.quiet = []
         self.workers = []
         # What an acknowledged mount showed.
         self.must_equal = None
@@ -270,17 +271,30 @@ class Running:
         vouches = (
             "machine" if options["fsync"] == "local" and options["spool_size"] != "0" else "bucket"
         )
-        changes, acknowledged = [], list(self.vouched)
+        changes, acknowledged, published = [], list(self.vouched), []
         for worker in range(WORKERS):
             changed, others = oracle.read_manifest(self.manifest(worker))
             changes.append(changed)
+            published += [
+                call.done
+                for call in changed + others
+                if call.error == 0
+                and (call.words[0] == "rename" or (call.words[0] == "close" and call.words[2]))
+            ]
             for call in others:
                 what = f"{call.words[:2]} of worker {worker}"
                 if call.words[0] in ("fsync", "fsyncdir"):
                     acknowledged.append((call.began, vouches, what))
                 elif options["close"] == "durable" and call.words[2]:
                     acknowledged.append((call.began, "bucket", what))
+        for moment, where, what in self.quiet:
+            last = max((done for done in published if done <= moment), default=0)
+            acknowledged.append((last, where, what))
         return oracle.Life(self.bases, changes, acknowledged)
+
+    def publish(self, moment, where, what):
+        """What was closed or renamed before a moment is there, and all that was done before that."""
+        self.quiet.append((moment, where, what))
 
     def failures(self):
         """How many calls failed, by errno, while the daemon lived."""

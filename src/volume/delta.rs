@@ -251,6 +251,18 @@ mod tests {
     }
 
     #[test]
+    fn every_range_and_every_file_is_charged() {
+        let mut delta = Delta::default();
+        delta.content(7, 0..10);
+        assert_eq!(delta.cost(), FILE_BYTES + RANGE_BYTES);
+        delta.content(7, 10..20);
+        assert_eq!(delta.cost(), FILE_BYTES + RANGE_BYTES, "they touch");
+        delta.content(7, 1 << 40..(1 << 40) + 1);
+        delta.content(8, 0..1);
+        assert_eq!(delta.cost(), 2 * FILE_BYTES + 3 * RANGE_BYTES);
+    }
+
+    #[test]
     fn what_belongs_to_a_dropped_inode_is_forgotten() {
         let mut older = Delta::default();
         older.item(&Key::attributes(7));

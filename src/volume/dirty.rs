@@ -497,6 +497,28 @@ mod tests {
         ]
     }
 
+    #[test]
+    fn a_part_weighs_what_is_copied_for_it() {
+        let mut content = Content::Open(vec![1; 4 * COPIED_PART_BYTES]);
+        assert_eq!(content.part_weight(), 5);
+        content.close();
+        assert_eq!(content.part_weight(), 1);
+        assert_eq!(Content::Zero(1 << 40).part_weight(), 1);
+    }
+
+    #[test]
+    fn a_run_is_as_long_as_its_data() {
+        let mut dirty = DirtyRanges::default();
+        dirty.write(100, &[1; 50], 1);
+        dirty.write(150, &[2; 50], 2);
+        dirty.write(300, &[3; 50], 3);
+        for at in [100, 149, 150, 199] {
+            assert!(dirty.runs_for(at, 100), "around {at}");
+            assert!(!dirty.runs_for(at, 101), "around {at}");
+        }
+        assert!(dirty.runs_for(320, 50) && !dirty.runs_for(320, 51));
+    }
+
     /// Each byte of the model: its value and the stamp of its write; `None` if it is not dirty.
     type Model = Vec<Option<(u8, u64)>>;
 

@@ -613,6 +613,22 @@ mod tests {
     }
 
     #[test]
+    fn items_and_dropped_inodes_are_charged() {
+        let mut layer = Layer::default();
+        assert_eq!(layer.item_cost(), 0);
+        layer.set(Key::extent(7, 0), extent(512));
+        let item = layer.item_cost();
+        assert!(item > ITEM_OVERHEAD_BYTES);
+        layer.set(Key::extent(7, 0), extent(600));
+        assert_eq!(layer.item_cost(), item, "the older one is given back");
+        layer.set(Key::extent(7, 512), None);
+        assert!(layer.item_cost() >= item + ITEM_OVERHEAD_BYTES);
+        layer.drop_inode(7);
+        layer.drop_inode(8);
+        assert!(layer.item_cost() >= 2 * DROPPED_BYTES);
+    }
+
+    #[test]
     fn what_lies_above_a_layer_is_not_seen_from_it() {
         let mut state = state();
         state

@@ -173,6 +173,20 @@ fn committed(host: &Host, name: &str) {
 }
 
 #[test]
+fn a_small_file_is_copied_as_it_is() {
+    let bucket = Bucket::new();
+    let host = Host::with(bucket.memory.clone(), Settings::default()).expect("mounted");
+    let (from, to) = (open(&host, "from"), open(&host, "to"));
+    write(&host, from, 0, b"abcdef").expect("written");
+    host.run(host.volume().commit()).expect("committed");
+    assert_eq!(copy(&host, from, to), Ok(4));
+    assert_eq!(read(&host, to), Ok(b"abcd".to_vec()));
+    host.fsync().expect("durable");
+    host.crash();
+    assert_eq!(bucket.host().read("to"), Some(b"abcd".to_vec()));
+}
+
+#[test]
 fn a_handle_that_was_open_at_a_loss_fails_until_its_release() {
     let bucket = Bucket::new();
     let host = bucket.host();

@@ -234,3 +234,18 @@ fn a_small_file_that_grows_during_a_commit_keeps_its_beginning() {
     let found = bucket.host().read("file");
     assert!(found == Some(expected), "and after the next");
 }
+
+#[test]
+fn a_mount_knows_when_it_has_committed() {
+    let bucket = Bucket::new();
+    let host = bucket.host();
+    let now = || {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.expect("after 1970").as_secs() as i64
+    };
+    let before = now();
+    host.write("file", 0, b"new".to_vec());
+    host.run(host.volume().commit()).expect("committed");
+    let committed = host.volume().last_commit().expect("there was one");
+    assert!((before..=now()).contains(&committed.seconds));
+}

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use crate::restore::job::Job;
 use crate::restore::output::Output;
-use crate::restore::place;
+use crate::restore::{finishing, place};
 use crate::tree::item::Attributes;
 use crate::volume::error::VolumeError;
 use crate::volume::seek::seek;
@@ -207,7 +207,7 @@ impl Contents {
             }
             return;
         }
-        let unset = place::finish(
+        let unset = finishing::finish(
             self.output.as_fd(),
             &self.attributes,
             &self.xattrs,

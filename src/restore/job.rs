@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::restore::drafts::Drafts;
-use crate::restore::place::{Rights, Unset};
+use crate::restore::finishing::{Rights, Unset};
 use crate::tree::item::Attributes;
 use crate::volume::error::VolumeError;
 use crate::volume::mode;

@@ -30,6 +30,7 @@ use crate::volume::view::View;
 mod drafts;
 pub mod error;
 mod file;
+mod finishing;
 pub mod job;
 mod output;
 mod place;

@@ -18,7 +18,7 @@ use crate::restore::error::RestoreError;
 use crate::restore::file::{Contents, Target};
 use crate::restore::job::Job;
 use crate::restore::output::Output;
-use crate::restore::{drafts, place};
+use crate::restore::{drafts, finishing, place};
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::{self, Key};
 use crate::volume::error::VolumeError;
@@ -193,7 +193,7 @@ impl Walk<'_> {
         }
         for (inode, attributes, fd, path) in std::mem::take(&mut self.finished) {
             if let Some(xattrs) = xattrs(job, inode, &path).await {
-                let unset = place::finish(fd.as_fd(), &attributes, &xattrs, job.rights());
+                let unset = finishing::finish(fd.as_fd(), &attributes, &xattrs, job.rights());
                 job.unset(&path, &unset);
             }
             job.made();
@@ -383,7 +383,7 @@ async fn make(
             };
         }
     }
-    let unset = place::finish_at(directory.as_fd(), &draft, attributes, &xattrs, job.rights());
+    let unset = finishing::finish_at(directory.as_fd(), &draft, attributes, &xattrs, job.rights());
     if draft != *name
         && let Err(error) = place::rename(directory.as_fd(), &draft, name)
     {

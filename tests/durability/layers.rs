@@ -1,6 +1,7 @@
 //! Storing bytes while a commit is under way. Bytes that are stored late belong to the layer in
 //! which they were written, and to no other.
 
+use bkfs::clock::{Clock, SystemClock};
 use bkfs::volume::ROOT_INODE;
 use bkfs::volume::data::Room;
 use bkfs::volume::namespace::NewInode;
@@ -239,10 +240,7 @@ fn a_small_file_that_grows_during_a_commit_keeps_its_beginning() {
 fn a_mount_knows_when_it_has_committed() {
     let bucket = Bucket::new();
     let host = bucket.host();
-    let now = || {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        since.expect("after 1970").as_secs() as i64
-    };
+    let now = || SystemClock.now().seconds;
     let before = now();
     host.write("file", 0, b"new".to_vec());
     host.run(host.volume().commit()).expect("committed");

@@ -31,7 +31,8 @@ impl Bar {
     /// Shows `progress` towards `total` bytes, if a person watches.
     pub fn start(output: &Output, total: Option<u64>, progress: Arc<RestoreProgress>) -> Bar {
         Bar::follow(output, move || Position {
-            bytes: progress.bytes.load(Ordering::Relaxed),
+            bytes: progress.bytes.load(Ordering::Relaxed)
+                + progress.kept_bytes.load(Ordering::Relaxed),
             total_bytes: total,
             message: format!("{} inodes", progress.inodes.load(Ordering::Relaxed)),
         })

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use clap::ValueEnum;
 use serde_json::json;
 
 use crate::cli::access::{Access, open_with, split_path};
@@ -18,8 +19,11 @@ use crate::cli::target::target;
 use crate::json_name::with_name;
 use crate::restore::error::RestoreError;
 use crate::restore::job::{Options, Problem, RestoreProgress};
+use crate::restore::overwrite::Overwrite;
 use crate::restore::room::{self, Room};
-use crate::restore::{resolve, restore};
+use crate::restore::selection::Selection;
+use crate::restore::source::{Source, Survey};
+use crate::restore::{rehearse, resolve, restore};
 use crate::root::snapshots::SnapshotEntry;
 use crate::tree::item::Attributes;
 use crate::volume::mode;
@@ -33,9 +37,18 @@ use crate::volume::state::Scope;
 ///
 /// Before it begins, bkfs checks that the filesystem of TARGET has room for what is restored.
 ///
-/// With --overwrite bkfs writes each file next to the one that it replaces, and renames it when it
-/// is complete.
+/// A file has a temporary name (.bkfs-restore-...) until it is whole. --overwrite=if-changed goes on
+/// with an interrupted restore: what is right already is not read again.
+///
+/// --include and --exclude take patterns for names, or for whole paths in the snapshot (from /) if
+/// they have a slash. * matches any characters but a slash, ** any characters, ? one character,
+/// [a-z] one of these. A pattern that names a directory names all that is below it. What is
+/// excluded is not restored, even if it is included too.
+///
+///   bkfs restore s3://bucket/prefix latest /mnt/new --include /var/lib/mysql/shop
+///   bkfs restore s3://bucket/prefix latest:/home /home --overwrite=never --exclude '*.tmp'
 #[derive(Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Restore {
     /// The repository, or a mount of one
     url: String,
@@ -45,20 +58,67 @@ pub struct Restore {
     what: OsString,
     /// The directory or file to restore to
     target: PathBuf,
-    /// Restore into a directory that is not empty, and replace what is there
-    #[arg(long)]
-    overwrite: bool,
-    /// Read everything back from the disk and compare it
+    /// Restore only what this pattern names; may be repeated
+    #[arg(long, value_name = "PATTERN")]
+    include: Vec<OsString>,
+    /// Leave out what this pattern names; may be repeated
+    #[arg(long, value_name = "PATTERN")]
+    exclude: Vec<OsString>,
+    /// Restore into a directory that is not empty. Which of the files that are there are replaced:
+    /// all of them (also without a value), those of another size or time, or none
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHICH",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "always"
+    )]
+    overwrite: Option<Which>,
+    /// Say what would be restored, and change nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Read back from the disk all that is written, and compare it
     #[arg(long)]
     verify: bool,
     /// Leave out devices, fifos and sockets, and what gives privileges: set-user-ID and
     /// set-group-ID bits, and extended attributes other than user.*
     #[arg(long)]
     no_special: bool,
+    /// Do not restore owners and groups: files belong to the user that runs bkfs
+    #[arg(long)]
+    no_owner: bool,
     /// Begin even if the filesystem seems to have too little room, for example because it
     /// compresses
     #[arg(long)]
     ignore_room: bool,
+}
+
+/// Which existing files are replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Which {
+    /// None
+    Never,
+    /// Those of another size or time of last change
+    IfChanged,
+    /// All
+    Always,
+}
+
+impl Restore {
+    fn options(&self) -> Options {
+        Options {
+            overwrite: match self.overwrite {
+                None => Overwrite::Refused,
+                Some(Which::Never) => Overwrite::Never,
+                Some(Which::IfChanged) => Overwrite::IfChanged,
+                Some(Which::Always) => Overwrite::Always,
+            },
+            verify: self.verify,
+            no_special: self.no_special,
+            no_owner: self.no_owner,
+        }
+    }
 }
 
 /// Restores the snapshot, directory or file, and prints how much that was.
@@ -77,24 +137,39 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
         let (entry, view) = snapshot(&repository, &global, name).await?;
         let inode = resolve(&view, path).await.map_err(failure)?;
         let attributes = view.attributes(Scope::Live, inode).await?;
-        let total = total(path, &attributes, &entry);
-        if !command.ignore_room {
-            // Each file may need one block more than its contents.
-            let at_most = total
-                .unwrap_or(entry.bytes)
-                .saturating_add(entry.files.saturating_mul(4096));
-            room::check(&view, inode, &command.target, at_most, command.overwrite)
-                .await
-                .map_err(failure)?;
+        let selection = Selection::new(&command.include, &command.exclude);
+        if !selection.is_everything() && !mode::is_directory(attributes.mode) {
+            return Err(Failure::usage(format!(
+                "{} is no directory: --include and --exclude choose what is below one",
+                name_text(path)
+            )));
         }
-        let progress = Arc::new(RestoreProgress::default());
-        let bar = Bar::start(output, total, progress.clone());
-        let options = Options {
-            overwrite: command.overwrite,
-            verify: command.verify,
-            no_special: command.no_special,
+        let source = Source {
+            selection,
+            ..Source::whole(view, inode, path)
         };
-        let problems = restore(view, inode, &command.target, options, progress.clone()).await;
+        let progress = Arc::new(RestoreProgress::default());
+        let options = command.options();
+        if command.dry_run {
+            let survey = rehearse(&source, &command.target, options, &progress).await;
+            let survey = survey.map_err(failure)?;
+            return say(&command, &entry.name, &survey, &progress, output);
+        }
+        let survey = match source.selection.is_everything() {
+            true => None,
+            false => Some(source.survey(|_, _| {}).await?),
+        };
+        if survey.as_ref().is_some_and(Survey::is_empty) {
+            return Err(nothing(&command));
+        }
+        let bytes = survey.as_ref().map(|survey| survey.bytes);
+        let total = bytes.or(total(path, &attributes, &entry));
+        if !command.ignore_room {
+            require_room(&command, &source, &entry, survey.as_ref(), total).await?;
+        }
+        let bar = Bar::start(output, total, progress.clone());
+        let leading = survey.unwrap_or_default().leading;
+        let problems = restore(source, leading, &command.target, options, progress.clone()).await;
         bar.finish().await;
         let problems = problems.map_err(failure)?;
         show(
@@ -108,6 +183,36 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
     })
 }
 
+/// Refuses to begin if the filesystem of the target has too little room. A tree that cannot be read
+/// is not judged: the restore itself says what is wrong with it.
+async fn require_room(
+    command: &Restore,
+    source: &Source,
+    entry: &SnapshotEntry,
+    survey: Option<&Survey>,
+    total: Option<u64>,
+) -> Result<(), Failure> {
+    // Each file may need one block more than its contents.
+    let blocks = entry.files.saturating_mul(4096);
+    let at_most = total.unwrap_or(entry.bytes).saturating_add(blocks);
+    // What is there already is replaced, or need not be written.
+    let is_free = command.overwrite.is_some();
+    if room::lacking(&command.target, at_most, is_free).is_none() {
+        return Ok(());
+    }
+    let needed_bytes = match survey {
+        Some(survey) => survey.allocated_bytes,
+        None => match source.survey(|_, _| {}).await {
+            Ok(survey) => survey.allocated_bytes,
+            Err(_) => return Ok(()),
+        },
+    };
+    match room::lacking(&command.target, needed_bytes, is_free) {
+        None => Ok(()),
+        Some(room) => Err(no_room(&room, needed_bytes)),
+    }
+}
+
 /// Returns the bytes to restore, if they are known beforehand.
 fn total(path: &[u8], attributes: &Attributes, entry: &SnapshotEntry) -> Option<u64> {
     let is_all = path.iter().all(|byte| *byte == b'/');
@@ -115,6 +220,64 @@ fn total(path: &[u8], attributes: &Attributes, entry: &SnapshotEntry) -> Option<
         (true, _) => Some(entry.bytes),
         (false, true) => Some(attributes.size_bytes),
         (false, false) => None,
+    }
+}
+
+/// Says that the patterns leave nothing to restore.
+fn nothing(command: &Restore) -> Failure {
+    let message = match command.include.is_empty() {
+        true => "everything is excluded: nothing was restored",
+        false => "no name matches --include, or all that do are excluded: nothing was restored",
+    };
+    Failure::new(message).hint(
+        "A pattern with a slash is compared with whole paths in the snapshot, from / on. bkfs find \
+         shows what a pattern matches.",
+    )
+}
+
+/// Prints what would be restored.
+fn say(
+    command: &Restore,
+    snapshot: &str,
+    survey: &Survey,
+    progress: &RestoreProgress,
+    output: &Output,
+) -> Result<(), Failure> {
+    if survey.is_empty() && !(command.include.is_empty() && command.exclude.is_empty()) {
+        return Err(nothing(command));
+    }
+    let kept = progress.kept.load(Ordering::Relaxed);
+    let kept_bytes = progress.kept_bytes.load(Ordering::Relaxed);
+    let inodes = survey.inodes.saturating_sub(kept);
+    let restored = survey.bytes.saturating_sub(kept_bytes);
+    let answer = json!({
+        "snapshot": snapshot,
+        "dry_run": true,
+        "inodes": inodes,
+        "bytes": restored,
+        "kept": kept,
+        "kept_bytes": kept_bytes,
+    });
+    let target = command.target.as_os_str().as_encoded_bytes();
+    let answer = with_name(answer, "target", target);
+    output.result(&answer, || {
+        format!(
+            "would restore {inodes} inodes, {} to {}{}",
+            bytes(restored),
+            name_text(target),
+            kept_text(kept, kept_bytes)
+        )
+    })
+}
+
+/// Returns how much stays that was there already, to append to a sentence.
+fn kept_text(kept: u64, kept_bytes: u64) -> String {
+    match kept {
+        0 => String::new(),
+        _ => format!(
+            "; {kept} that are there already stay ({})",
+            bytes(kept_bytes)
+        ),
     }
 }
 
@@ -132,10 +295,14 @@ fn show(
     let special = progress.special.load(Ordering::Relaxed);
     warn(command, (left_out, set_ids, special), output);
     let seconds = started.elapsed().as_secs_f64();
+    let kept = progress.kept.load(Ordering::Relaxed);
+    let kept_bytes = progress.kept_bytes.load(Ordering::Relaxed);
     let answer = json!({
         "snapshot": snapshot,
         "inodes": progress.inodes.load(Ordering::Relaxed),
         "bytes": restored,
+        "kept": kept,
+        "kept_bytes": kept_bytes,
         "verified_bytes": progress.verified_bytes.load(Ordering::Relaxed),
         "privileged_xattrs_left_out": left_out,
         "set_ids_left_out": set_ids,
@@ -155,10 +322,11 @@ fn show(
         let verified = if command.verify { ", verified" } else { "" };
         let rate = bytes((restored as f64 / seconds.max(0.001)) as u64);
         format!(
-            "restored {} inodes, {} to {} in {seconds:.1} s ({rate}/s){verified}",
+            "restored {} inodes, {} to {} in {seconds:.1} s ({rate}/s){verified}{}",
             progress.inodes.load(Ordering::Relaxed),
             bytes(restored),
-            name_text(target)
+            name_text(target),
+            kept_text(kept, kept_bytes)
         )
     })
 }
@@ -186,6 +354,9 @@ fn warn(command: &Restore, (xattrs, set_ids, special): (u64, u64, u64), output: 
     }
 }
 
+/// The number of problems that are shown. The others are counted.
+const PROBLEMS_SHOWN: usize = 10;
+
 /// What the errors of a full disk say.
 const NO_SPACE: &str = "No space left on device";
 
@@ -193,11 +364,17 @@ fn conclude(problems: &[Problem], target: &Path) -> Result<(), Failure> {
     if problems.is_empty() {
         return Ok(());
     }
-    for problem in problems {
+    for problem in problems.iter().take(PROBLEMS_SHOWN) {
         complain(format_args!(
             "bkfs: not restored: {}: {}",
             name_text(problem.path.as_os_str().as_encoded_bytes()),
             problem.reason
+        ));
+    }
+    let rest = problems.len().saturating_sub(PROBLEMS_SHOWN);
+    if rest > 0 {
+        complain(format_args!(
+            "bkfs: not restored: {rest} more; --json names all of them"
         ));
     }
     let code = if problems.iter().any(|problem| problem.damaged) {
@@ -213,7 +390,7 @@ fn conclude(problems: &[Problem], target: &Path) -> Result<(), Failure> {
             None => failure,
             Some(room) => failure.hint(format!(
                 "The filesystem of {} is full ({} free). Free some room, and restore again with \
-             --overwrite.",
+             --overwrite=if-changed.",
                 room.directory.display(),
                 bytes(room.free_bytes)
             )),
@@ -224,22 +401,20 @@ fn conclude(problems: &[Problem], target: &Path) -> Result<(), Failure> {
 fn failure(error: RestoreError) -> Failure {
     match error {
         RestoreError::Volume(error) => error.into(),
-        RestoreError::NoRoom {
-            needed_bytes,
-            free_bytes,
-            ..
-        } => {
-            let missing = bytes(needed_bytes.saturating_sub(free_bytes));
-            let message = format!(
-                "{error}: {missing} are missing ({} needed, {} free); nothing was restored",
-                bytes(needed_bytes),
-                bytes(free_bytes),
-            );
-            Failure::new(message).hint(
-                "Free some room, or restore to another directory. If the filesystem compresses, \
-                 --ignore-room begins all the same.",
-            )
-        }
         error => Failure::new(error.to_string()),
     }
+}
+
+fn no_room(room: &Room, needed_bytes: u64) -> Failure {
+    let missing = bytes(needed_bytes.saturating_sub(room.free_bytes));
+    Failure::new(format!(
+        "{}: too little room: {missing} are missing ({} needed, {} free); nothing was restored",
+        room.directory.display(),
+        bytes(needed_bytes),
+        bytes(room.free_bytes),
+    ))
+    .hint(
+        "Free some room, or restore to another directory. If the filesystem compresses, \
+         --ignore-room begins all the same.",
+    )
 }

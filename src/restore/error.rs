@@ -16,16 +16,6 @@ pub enum RestoreError {
         /// The reason.
         reason: String,
     },
-    /// The filesystem of the target has too little room.
-    #[error("{}: too little room", path.display())]
-    NoRoom {
-        /// The target, or the nearest directory above it that exists.
-        path: PathBuf,
-        /// Bytes that the restore needs.
-        needed_bytes: u64,
-        /// Bytes that are free there, or are to be replaced.
-        free_bytes: u64,
-    },
     /// The snapshot has no such path.
     #[error("the snapshot has no {path}")]
     NoSuchPath {

@@ -27,8 +27,7 @@ const LOOK_BYTES: u64 = 1 << 30;
 pub struct Target {
     /// The directory.
     pub directory: Arc<OwnedFd>,
-    /// The name under which it is made: its own name, or a temporary one until it is whole, so that
-    /// an existing file stays until then.
+    /// The temporary name that it has until it is whole. An existing file stays until then.
     pub draft: OsString,
     /// Its own name.
     pub name: OsString,
@@ -115,7 +114,7 @@ impl Contents {
     /// Returns the offset of the first data at or after `at`, or the end of the file if there is
     /// none. The hole before it counts as written.
     async fn data_behind(&self, at: u64) -> Result<u64, VolumeError> {
-        let found = match seek(&self.job.view, self.inode, at, true).await {
+        let found = match seek(&self.job.source.view, self.inode, at, true).await {
             Err(VolumeError::NoSuchPlace) => self.attributes.size_bytes,
             found => found?,
         };
@@ -130,7 +129,7 @@ impl Contents {
 
     async fn part(self: Arc<Self>, range: std::ops::Range<u64>) {
         let length = range.end - range.start;
-        let map = match self.job.view.map_of(self.inode, range).await {
+        let map = match self.job.source.view.map_of(self.inode, range).await {
             Ok(map) => map,
             Err(error) => return self.fail_volume(&error),
         };
@@ -140,6 +139,7 @@ impl Contents {
             }
             let bytes = match self
                 .job
+                .source
                 .view
                 .read(Scope::Live, self.inode, range.clone())
                 .await
@@ -187,8 +187,9 @@ impl Contents {
 }
 
 impl Contents {
-    /// Finishes the file. A file that is not whole keeps the time at which it was written, so that
-    /// it is not taken for the file of the snapshot. Under a temporary name it is removed.
+    /// Finishes the file. A file that is not whole replaces no other. In a new directory it gets its
+    /// name, for what can be read of it, but keeps the time at which it was written, so that it is
+    /// not taken for the file of the snapshot.
     fn finish(&self) {
         let is_whole = self.left.load(Ordering::Relaxed) == 0;
         if !is_whole {
@@ -202,10 +203,10 @@ impl Contents {
         } = &self.target;
         if self.failed.load(Ordering::Relaxed) {
             self.job.unmade.lock().insert(self.inode);
-            if draft != name {
-                place::discard(directory.as_fd(), draft);
-            }
-            return;
+            return match self.job.options.overwrite.meets_existing() {
+                true => place::discard(directory.as_fd(), draft),
+                false => self.leave(),
+            };
         }
         let unset = finishing::finish(
             self.output.as_fd(),
@@ -213,10 +214,7 @@ impl Contents {
             &self.xattrs,
             self.job.rights(),
         );
-        let named = match draft == name {
-            true => Ok(()),
-            false => place::rename(directory.as_fd(), draft, name),
-        };
+        let named = self.job.put_in_place(directory.as_fd(), draft, name);
         if let Err(error) = named {
             self.job.unmade.lock().insert(self.inode);
             return self.fail(&error);
@@ -224,6 +222,21 @@ impl Contents {
         match self.job.unset(&self.target.path, &unset) {
             true => {}
             false => self.job.made(),
+        }
+    }
+}
+
+impl Contents {
+    /// Names a file of which only a part could be read.
+    fn leave(&self) {
+        let Target {
+            directory,
+            draft,
+            name,
+            ..
+        } = &self.target;
+        if let Err(error) = self.job.put_in_place(directory.as_fd(), draft, name) {
+            tracing::warn!("{}: {error}", self.target.path.display());
         }
     }
 }

@@ -21,6 +21,14 @@ pub struct Rights {
     pub is_root: bool,
     /// True if nothing that gives privileges is wanted.
     pub no_special: bool,
+    /// True if owners and groups are left as they are.
+    pub no_owner: bool,
+}
+
+impl Rights {
+    fn sets_owner(self) -> bool {
+        self.is_root && !self.no_owner
+    }
 }
 
 /// The extended attribute by which the kernel gives a program privileges.
@@ -106,7 +114,7 @@ pub fn finish(
 ) -> Unset {
     let mut unset = Unset::default();
     let is_root = rights.is_root;
-    if is_root {
+    if rights.sets_owner() {
         let (uid, gid) = (owner(attributes.uid), group(attributes.gid));
         unset.note("owner", rustix::fs::fchown(fd, Some(uid), Some(gid)));
     }
@@ -186,7 +194,7 @@ fn finish_held(
 ) {
     let is_root = rights.is_root;
     let path = held.path.as_str();
-    if is_root {
+    if rights.sets_owner() {
         let (uid, gid) = (Some(owner(attributes.uid)), Some(group(attributes.gid)));
         let given = rustix::fs::chownat(rustix::fs::CWD, path, uid, gid, AtFlags::empty());
         unset.note("owner", given);
@@ -415,6 +423,7 @@ mod tests {
         let rights = |no_special| Rights {
             is_root: true,
             no_special,
+            no_owner: false,
         };
         let mut unset = Unset::default();
         assert!(unset.leaves_out(CAPABILITY, rights(false), false));

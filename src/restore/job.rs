@@ -4,6 +4,7 @@
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,21 +15,25 @@ use tokio::sync::Semaphore;
 
 use crate::restore::drafts::Drafts;
 use crate::restore::finishing::{Rights, Unset};
+use crate::restore::overwrite::{Found, Overwrite};
+use crate::restore::place;
+use crate::restore::source::Source;
 use crate::tree::item::Attributes;
 use crate::volume::error::VolumeError;
 use crate::volume::mode;
-use crate::volume::view::View;
 
 /// Options of a restore.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
-    /// Replace existing files, and keep files that are not in the snapshot.
-    pub overwrite: bool,
+    /// Which existing files are replaced. Files that are not in the snapshot always stay.
+    pub overwrite: Overwrite,
     /// Read all written bytes back and compare them.
     pub verify: bool,
     /// Leave out all that is no file, link or directory, and all that gives privileges: set-id
     /// bits, and extended attributes other than `user.`.
     pub no_special: bool,
+    /// Leave owners and groups as the kernel gives them to new files.
+    pub no_owner: bool,
 }
 
 /// Counters of a restore, for a progress display.
@@ -38,6 +43,10 @@ pub struct RestoreProgress {
     pub inodes: AtomicU64,
     /// Bytes written, with holes counted.
     pub bytes: AtomicU64,
+    /// Existing inodes that stay, as [`Options::overwrite`] says.
+    pub kept: AtomicU64,
+    /// Bytes of these.
+    pub kept_bytes: AtomicU64,
     /// Bytes read back and found equal.
     pub verified_bytes: AtomicU64,
     /// Extended attributes left out because only root can set them, or because they give
@@ -48,6 +57,17 @@ pub struct RestoreProgress {
     pub set_ids: AtomicU64,
     /// Devices, fifos and sockets that [`Options::no_special`] excludes.
     pub special: AtomicU64,
+}
+
+impl RestoreProgress {
+    /// Counts an existing inode that stays.
+    pub(super) fn keep(&self, attributes: &Attributes) {
+        self.kept.fetch_add(1, Ordering::Relaxed);
+        if mode::is_regular(attributes.mode) {
+            let bytes = attributes.size_bytes;
+            self.kept_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
 }
 
 /// An inode that could not be restored, or not completely.
@@ -63,7 +83,9 @@ pub struct Problem {
 
 /// A restore in progress.
 pub(super) struct Job {
-    pub(super) view: View,
+    pub(super) source: Source,
+    /// Directories that no pattern names and in which something is restored.
+    pub(super) leading: HashSet<u64>,
     pub(super) options: Options,
     pub(super) progress: Arc<RestoreProgress>,
     pub(super) permits: Arc<Semaphore>,
@@ -79,13 +101,50 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Returns the name under which an inode is made that will be called `name`. It is a temporary
-    /// one if another file may have that name.
+    /// Returns the name under which an inode other than a file is made that will be called `name`.
+    /// It is a temporary one if an existing inode may have that name.
     pub(super) fn draft(&self, name: &OsStr) -> OsString {
-        if !self.options.overwrite {
-            return name.to_owned();
+        match self.options.overwrite.meets_existing() {
+            true => self.drafts.next(),
+            false => name.to_owned(),
         }
-        self.drafts.next()
+    }
+
+    /// Returns true if the inode that has `name` in the target stays, and counts it then.
+    pub(super) fn stays(
+        &self,
+        directory: BorrowedFd<'_>,
+        name: &OsStr,
+        attributes: &Attributes,
+    ) -> bool {
+        let overwrite = self.options.overwrite;
+        let stays = overwrite.may_keep()
+            && Found::at(directory, name).is_some_and(|found| overwrite.keeps(&found, attributes));
+        if stays {
+            self.progress.keep(attributes);
+        }
+        stays
+    }
+
+    /// Gives an inode its own name instead of `draft`. Replaces what has the name, if the options
+    /// say so.
+    ///
+    /// # Errors
+    /// EEXIST if anything has the name and must stay; the errno of the rename.
+    pub(super) fn put_in_place(
+        &self,
+        directory: BorrowedFd<'_>,
+        draft: &OsStr,
+        name: &OsStr,
+    ) -> rustix::io::Result<()> {
+        if draft == name {
+            return Ok(());
+        }
+        match self.options.overwrite.replaces() {
+            true => place::rename(directory, draft, name),
+            false => place::rename_new(directory, draft, name)
+                .inspect_err(|_| place::discard(directory, draft)),
+        }
     }
 
     /// Returns true if an inode is a special file that the options exclude, and counts it then.
@@ -101,6 +160,7 @@ impl Job {
         Rights {
             is_root: self.is_root,
             no_special: self.options.no_special,
+            no_owner: self.options.no_owner,
         }
     }
 

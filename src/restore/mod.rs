@@ -6,7 +6,10 @@
 //! Everything is made relative to open directories and never through a symbolic link. Neither a
 //! hostile name in the bucket nor a link in the target can therefore lead outside of the target.
 
+use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,7 +23,9 @@ use crate::fault;
 use crate::restore::drafts::Drafts;
 use crate::restore::error::RestoreError;
 use crate::restore::job::{Job, Options, Problem, RestoreProgress};
-use crate::tree::item::Item;
+use crate::restore::overwrite::Found;
+use crate::restore::source::{Source, Survey};
+use crate::tree::item::{Attributes, Item};
 use crate::tree::key::Key;
 use crate::volume::ROOT_INODE;
 use crate::volume::mode;
@@ -33,8 +38,11 @@ mod file;
 mod finishing;
 pub mod job;
 mod output;
+pub mod overwrite;
 mod place;
 pub mod room;
+pub mod selection;
+pub mod source;
 mod walk;
 
 /// Parts of files in flight at the same time; each holds at most [`file::PART_BYTES`].
@@ -69,7 +77,40 @@ pub async fn resolve(view: &View, path: &[u8]) -> Result<u64, RestoreError> {
     Ok(inode)
 }
 
-/// Restores `inode` as `target`: the contents of a directory, or one file.
+/// Returns what a restore of `source` as `target` would make, and counts in `progress` what would
+/// stay there. Changes nothing.
+///
+/// # Errors
+/// [`RestoreError::Target`] if the target has what may not exist; [`RestoreError::Volume`] if the
+/// snapshot cannot be read.
+pub async fn rehearse(
+    source: &Source,
+    target: &Path,
+    options: Options,
+    progress: &RestoreProgress,
+) -> Result<Survey, RestoreError> {
+    let top = source.view.attributes(Scope::Live, source.inode).await?;
+    let is_directory = mode::is_directory(top.mode);
+    place::require_vacant(target, is_directory, options.overwrite)?;
+    let judge = |path: &Path, attributes: &Attributes| {
+        let Some(found) = Found::of(path) else { return };
+        if !mode::is_directory(attributes.mode) && options.overwrite.keeps(&found, attributes) {
+            progress.keep(attributes);
+        }
+    };
+    if !is_directory {
+        judge(target, &top);
+    }
+    let base = source.base().len() + 1;
+    let survey = source.survey(|path, attributes| {
+        let below = OsStr::from_bytes(path.get(base..).unwrap_or_default());
+        judge(&target.join(below), attributes);
+    });
+    Ok(survey.await?)
+}
+
+/// Restores `source` as `target`: the contents of a directory, or one file. `leading` are the
+/// directories that a [survey](Source::survey) has found to lead to what patterns name.
 ///
 /// Returns the problems: inodes that could not be restored, or not completely. All others are
 /// restored and on disk (`syncfs`).
@@ -78,15 +119,17 @@ pub async fn resolve(view: &View, path: &[u8]) -> Result<u64, RestoreError> {
 /// [`RestoreError::Target`] if the target cannot be used; [`RestoreError::Volume`] if the
 /// attributes of `inode` cannot be read.
 pub async fn restore(
-    view: View,
-    inode: u64,
+    source: Source,
+    leading: HashSet<u64>,
     target: &Path,
     options: Options,
     progress: Arc<RestoreProgress>,
 ) -> Result<Vec<Problem>, RestoreError> {
-    let attributes = view.attributes(Scope::Live, inode).await?;
+    let inode = source.inode;
+    let attributes = source.view.attributes(Scope::Live, inode).await?;
     let job = Arc::new(Job {
-        view,
+        source,
+        leading,
         options,
         progress,
         permits: Arc::new(Semaphore::new(PARTS_AT_ONCE)),

@@ -24,23 +24,16 @@ impl Output {
     /// supports that. In the cache it would only evict the pages of other programs, and copying it
     /// into pages takes as much processor time as fetching it.
     ///
-    /// A `draft` is locked, so that another restore into the same directory does not remove it as
-    /// left behind.
+    /// It is locked, so that another restore into the same directory does not remove it as left
+    /// behind.
     ///
     /// # Errors
     /// The errno of making or locking the file.
-    pub fn make(
-        parent: BorrowedFd<'_>,
-        name: &OsStr,
-        large: bool,
-        draft: bool,
-    ) -> Result<Self, Errno> {
+    pub fn make(parent: BorrowedFd<'_>, name: &OsStr, large: bool) -> Result<Self, Errno> {
         const FLAGS: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
         let new = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | FLAGS;
         let cached = rustix::fs::openat(parent, name, new, Mode::RUSR | Mode::WUSR)?;
-        if draft {
-            rustix::fs::flock(&cached, FlockOperation::NonBlockingLockExclusive)?;
-        }
+        rustix::fs::flock(&cached, FlockOperation::NonBlockingLockExclusive)?;
         let past_cache = OFlags::WRONLY | OFlags::DIRECT | FLAGS;
         let direct = large
             .then(|| rustix::fs::openat(parent, name, past_cache, Mode::empty()).ok())
@@ -210,8 +203,7 @@ mod tests {
                         let name = number.to_string();
                         let whole: Vec<u8> = (0..size).map(|at| (at / 3 % 251) as u8).collect();
                         let body: Vec<_> = whole.chunks(step).map(Bytes::copy_from_slice).collect();
-                        let file =
-                            Output::make(directory.as_fd(), name.as_ref(), large, false).unwrap();
+                        let file = Output::make(directory.as_fd(), name.as_ref(), large).unwrap();
                         assert_eq!(file.direct.is_some(), large && is_possible);
                         file.write(offset as u64, &body, &buffers).unwrap();
                         file.verify(offset as u64, &body).unwrap();
@@ -238,7 +230,7 @@ mod tests {
         let home = tempfile::TempDir::new().unwrap();
         let directory = fs::File::open(home.path()).unwrap();
         let body = [Bytes::from(vec![1; 2 * DIRECT_BYTES_MIN])];
-        let file = Output::make(directory.as_fd(), "file".as_ref(), true, true).unwrap();
+        let file = Output::make(directory.as_fd(), "file".as_ref(), true).unwrap();
         file.write(0, &body, &DirectBuffers::default()).unwrap();
         let one = [0];
         write_all_at(&file, &one, 5000).unwrap();

@@ -5,10 +5,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use crate::restore::error::RestoreError;
+use crate::restore::overwrite::Overwrite;
 use crate::tree::item::Attributes;
 
 /// Flags for opening directories: never through a link.
@@ -27,16 +28,11 @@ fn refused(path: &Path, reason: impl ToString) -> RestoreError {
 /// Opens the directory to restore into; makes it if it is absent.
 ///
 /// # Errors
-/// [`RestoreError::Target`] if it cannot be made or opened, or is not empty without `overwrite`.
-pub fn target_directory(path: &Path, overwrite: bool) -> Result<OwnedFd, RestoreError> {
+/// [`RestoreError::Target`] if it cannot be made or opened, or has entries and none may exist.
+pub fn target_directory(path: &Path, overwrite: Overwrite) -> Result<OwnedFd, RestoreError> {
     std::fs::create_dir_all(path).map_err(|error| refused(path, error))?;
-    let mut entries = std::fs::read_dir(path).map_err(|error| refused(path, error))?;
-    if !overwrite && entries.next().is_some() {
-        return Err(refused(
-            path,
-            "is not empty; give --overwrite to restore over what is there",
-        ));
-    }
+    let entries = std::fs::read_dir(path).map_err(|error| refused(path, error))?;
+    require_empty(path, entries, overwrite)?;
     // The user named it, so a link to a directory is as good as the directory.
     let flags = DIRECTORY.difference(OFlags::NOFOLLOW);
     let directory = rustix::fs::open(path, flags, Mode::empty());
@@ -45,12 +41,58 @@ pub fn target_directory(path: &Path, overwrite: bool) -> Result<OwnedFd, Restore
     Ok(directory)
 }
 
+fn require_empty(
+    path: &Path,
+    mut entries: std::fs::ReadDir,
+    overwrite: Overwrite,
+) -> Result<(), RestoreError> {
+    if overwrite.meets_existing() || entries.next().is_none() {
+        return Ok(());
+    }
+    Err(refused(
+        path,
+        "is not empty; --overwrite=if-changed goes on with an interrupted restore, --overwrite \
+         replaces all files that are there",
+    ))
+}
+
+fn require_absent(path: &Path, overwrite: Overwrite) -> Result<(), RestoreError> {
+    match !overwrite.meets_existing() && path.symlink_metadata().is_ok() {
+        true => Err(refused(path, "exists; give --overwrite to replace it")),
+        false => Ok(()),
+    }
+}
+
+/// Checks, and changes nothing, that `path` has nothing that may not exist.
+///
+/// # Errors
+/// [`RestoreError::Target`] if it has.
+pub fn require_vacant(
+    path: &Path,
+    is_directory: bool,
+    overwrite: Overwrite,
+) -> Result<(), RestoreError> {
+    if !is_directory {
+        return require_absent(path, overwrite);
+    }
+    match std::fs::read_dir(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        entries => {
+            let entries = entries.map_err(|error| refused(path, error))?;
+            require_empty(path, entries, overwrite)
+        }
+    }
+}
+
 /// Returns the directory and the name for a single file; makes the directory if it is absent.
 ///
 /// # Errors
 /// [`RestoreError::Target`] if the path names no file, the directory cannot be made or opened, or
-/// the file exists without `overwrite`.
-pub fn target_file(path: &Path, overwrite: bool) -> Result<(Arc<OwnedFd>, OsString), RestoreError> {
+/// the file exists and may not.
+pub fn target_file(
+    path: &Path,
+    overwrite: Overwrite,
+) -> Result<(Arc<OwnedFd>, OsString), RestoreError> {
     let name = path
         .file_name()
         .ok_or_else(|| refused(path, "names no file"))?
@@ -60,9 +102,7 @@ pub fn target_file(path: &Path, overwrite: bool) -> Result<(Arc<OwnedFd>, OsStri
         _ => Path::new("."),
     };
     std::fs::create_dir_all(parent).map_err(|error| refused(parent, error))?;
-    if !overwrite && path.symlink_metadata().is_ok() {
-        return Err(refused(path, "exists; give --overwrite to replace it"));
-    }
+    require_absent(path, overwrite)?;
     let flags = DIRECTORY.difference(OFlags::NOFOLLOW);
     let directory =
         rustix::fs::open(parent, flags, Mode::empty()).map_err(|error| refused(parent, error))?;
@@ -86,6 +126,27 @@ pub fn rename(directory: BorrowedFd<'_>, draft: &OsStr, name: &OsStr) -> rustix:
     moved
 }
 
+/// Renames `draft` to `name`, which nothing must have.
+///
+/// # Errors
+/// EEXIST if anything has the name; the errno of the rename.
+pub fn rename_new(
+    directory: BorrowedFd<'_>,
+    draft: &OsStr,
+    name: &OsStr,
+) -> rustix::io::Result<()> {
+    let flags = RenameFlags::NOREPLACE;
+    match rustix::fs::renameat_with(directory, draft, directory, name, flags) {
+        // This filesystem does not have the flag.
+        Err(Errno::INVAL | Errno::NOSYS) => {
+            rustix::fs::linkat(directory, draft, directory, name, AtFlags::empty())?;
+            discard(directory, draft);
+            Ok(())
+        }
+        renamed => renamed,
+    }
+}
+
 /// Removes a temporary name that is not needed any more.
 pub fn discard(directory: BorrowedFd<'_>, draft: &OsStr) {
     if let Err(error) = rustix::fs::unlinkat(directory, draft, AtFlags::empty())
@@ -107,18 +168,18 @@ pub fn reopen(root: BorrowedFd<'_>, below: &Path) -> rustix::io::Result<OwnedFd>
     Ok(fd)
 }
 
-/// Makes a directory; with `overwrite` opens an existing one.
+/// Makes a directory, or opens an existing one if any may exist.
 ///
 /// # Errors
-/// The errno of making or opening it: EEXIST if it exists without `overwrite`, ENOTDIR if anything
-/// else has the name.
+/// The errno of making or opening it: EEXIST if it exists and may not, ENOTDIR if anything else has
+/// the name.
 pub fn directory(
     parent: BorrowedFd<'_>,
     name: &OsStr,
-    overwrite: bool,
+    overwrite: Overwrite,
 ) -> rustix::io::Result<OwnedFd> {
     match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
-        Err(Errno::EXIST) if overwrite => {
+        Err(Errno::EXIST) if overwrite.meets_existing() => {
             let flags = DIRECTORY.union(OFlags::PATH);
             let found = rustix::fs::openat(parent, name, flags, Mode::empty())?;
             make_writable(found.as_fd())?;

@@ -18,6 +18,7 @@ use crate::restore::error::RestoreError;
 use crate::restore::file::{Contents, Target};
 use crate::restore::job::Job;
 use crate::restore::output::Output;
+use crate::restore::selection::Choice;
 use crate::restore::{drafts, finishing, place};
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::{self, Key};
@@ -53,10 +54,20 @@ struct Filling {
     inode: u64,
     attributes: Attributes,
     fd: Arc<OwnedFd>,
+    /// Whether a pattern names it or a directory above it.
+    is_included: bool,
     /// Start of the rest of the listing; `None` after its end.
     rest: Option<Key>,
     /// Subdirectories that were listed and not yet entered.
-    inside: Vec<(u64, Attributes, OsString)>,
+    inside: Vec<Inside>,
+}
+
+/// A subdirectory that was listed.
+struct Inside {
+    inode: u64,
+    attributes: Attributes,
+    name: OsString,
+    is_included: bool,
 }
 
 /// Restores the contents of a directory into `target`, and then its attributes. The longest path
@@ -89,7 +100,7 @@ pub async fn directory(
     let mut entered = Entered::from(inode);
     // The path of the directory at the top of the stack.
     let mut here = path.to_owned();
-    let mut stack = vec![filling(inode, attributes, Arc::new(fd))];
+    let mut stack = vec![filling(inode, attributes, Arc::new(fd), false)];
     while let Some(top) = stack.last_mut() {
         if top.rest.is_some() {
             walk.list(top, &here, &mut entered, parts).await?;
@@ -99,12 +110,18 @@ pub async fn directory(
             continue;
         }
         match top.inside.pop() {
-            Some((inode, attributes, name)) => {
-                here.push(&name);
-                match place::directory(top.fd.as_fd(), &name, job.options.overwrite) {
+            Some(next) => {
+                here.push(&next.name);
+                match place::directory(top.fd.as_fd(), &next.name, job.options.overwrite) {
                     Ok(fd) => {
                         walk.sweep(&fd, &here);
-                        stack.push(filling(inode, attributes, Arc::new(fd)));
+                        let Inside {
+                            inode,
+                            attributes,
+                            is_included,
+                            ..
+                        } = next;
+                        stack.push(filling(inode, attributes, Arc::new(fd), is_included));
                     }
                     Err(error) => {
                         job.problem(&here, &error, false);
@@ -135,7 +152,21 @@ pub async fn single(
     place: Destination<'_>,
     parts: &mut JoinSet<()>,
 ) {
-    make(job, source, place, parts).await;
+    let (inode, attributes) = source;
+    if !job.stays(place.directory.as_fd(), place.name, attributes) {
+        make(job, source, place, parts).await;
+    } else if job.options.overwrite.replaces() {
+        finish_kept(job, (inode, attributes), place).await;
+    }
+}
+
+/// Sets the attributes of an existing inode that stays.
+async fn finish_kept(job: &Job, (inode, attributes): (u64, &Attributes), place: Destination<'_>) {
+    if let Some(xattrs) = xattrs(job, inode, place.path).await {
+        let directory = place.directory.as_fd();
+        let unset = finishing::finish_at(directory, place.name, attributes, &xattrs, job.rights());
+        job.unset(place.path, &unset);
+    }
 }
 
 /// Where an inode is made.
@@ -149,12 +180,13 @@ pub struct Destination<'a> {
     pub path: &'a Path,
 }
 
-fn filling(inode: u64, attributes: Attributes, fd: Arc<OwnedFd>) -> Filling {
+fn filling(inode: u64, attributes: Attributes, fd: Arc<OwnedFd>, is_included: bool) -> Filling {
     let rest = Some(key::names_from(inode, 0).start);
     Filling {
         inode,
         attributes,
         fd,
+        is_included,
         rest,
         inside: Vec::new(),
     }
@@ -203,7 +235,7 @@ impl Walk<'_> {
     /// Makes a further name of an inode that has its first one.
     fn link(&self, inode: u64, first: &Name, name: &Name) -> Result<(), String> {
         let job = self.job;
-        if job.options.overwrite && job.unmade.lock().contains(&inode) {
+        if job.options.overwrite.meets_existing() && job.unmade.lock().contains(&inode) {
             return Err("its other name could not be restored".to_owned());
         }
         let draft = job.draft(&name.name);
@@ -212,20 +244,17 @@ impl Walk<'_> {
             let to = place::reopen(self.root.as_fd(), &name.directory)?;
             let first = first.name.as_os_str();
             rustix::fs::linkat(&from, first, &to, &draft, AtFlags::empty())?;
-            match draft == name.name {
-                true => Ok(()),
-                false => place::rename(to.as_fd(), &draft, &name.name),
-            }
+            job.put_in_place(to.as_fd(), &draft, &name.name)
         };
         link().map_err(|error: rustix::io::Errno| error.to_string())
     }
 }
 
 impl Walk<'_> {
-    /// With `overwrite`, removes the temporary files that an earlier restore has left in a
-    /// directory.
+    /// Removes the temporary files that an earlier restore has left in a directory that may have
+    /// existed.
     fn sweep(&self, directory: &OwnedFd, path: &Path) {
-        if self.job.options.overwrite
+        if self.job.options.overwrite.meets_existing()
             && let Err(error) = drafts::sweep(directory.as_fd())
         {
             tracing::warn!(
@@ -238,7 +267,7 @@ impl Walk<'_> {
     /// Returns the attributes of the inode that a name leads to. If no inode can be made of it,
     /// reports a problem and returns `None`. A directory counts as entered.
     async fn sound(&self, inode: u64, path: &Path, entered: &mut Entered) -> Option<Attributes> {
-        let found = match walk::attributes(&self.job.view, inode).await {
+        let found = match walk::attributes(&self.job.source.view, inode).await {
             Ok(found) => found,
             Err(error) => {
                 self.job.volume_problem(path, &error);
@@ -260,6 +289,48 @@ impl Walk<'_> {
             .ok()
     }
 
+    /// Returns whether a name is included, or only leads to one that is; none if nothing is made of
+    /// it. `below` is the path of its directory below the target.
+    fn selects(&self, filling: &Filling, below: &Path, name: &[u8], inode: u64) -> Option<bool> {
+        let source = &self.job.source;
+        if source.selection.is_everything() {
+            return Some(true);
+        }
+        let mut path = source.base().to_owned();
+        if !below.as_os_str().is_empty() {
+            path = walk::join(&path, below.as_os_str().as_bytes());
+        }
+        let path = walk::join(&path, name);
+        match source.selection.judge(&path, filling.is_included) {
+            Choice::Included => Some(true),
+            Choice::Excluded => None,
+            Choice::Unnamed => self.job.leading.contains(&inode).then_some(false),
+        }
+    }
+
+    /// Lets an existing inode stay. One that is replaced when it differs gets the attributes of the
+    /// snapshot, and further names become links to it.
+    async fn keep(
+        &mut self,
+        (inode, attributes): (u64, &Attributes),
+        filling: &Filling,
+        (below, name): (&Arc<Path>, &OsStr),
+        path: &Path,
+    ) {
+        let job = self.job;
+        if !job.options.overwrite.replaces()
+            || (attributes.links > 1 && !self.links.is_first(inode, attributes.links, below, name))
+        {
+            return;
+        }
+        let place = Destination {
+            directory: &filling.fd,
+            name,
+            path,
+        };
+        finish_kept(job, (inode, attributes), place).await;
+    }
+
     /// Makes a page of a directory's names; `here` is its path.
     async fn list(
         &mut self,
@@ -273,7 +344,7 @@ impl Walk<'_> {
             return Ok(());
         };
         let range = start..key::names_from(filling.inode, 0).end;
-        let page = match walk::page(&job.view, filling.inode, range, PAGE_NAMES).await {
+        let page = match walk::page(&job.source.view, filling.inode, range, PAGE_NAMES).await {
             Ok(page) => page,
             Err(error) => {
                 job.volume_problem(here, &error);
@@ -288,6 +359,9 @@ impl Walk<'_> {
         }
         let below: Arc<Path> = here.strip_prefix(self.path).unwrap_or(here).into();
         for walk::Named { name, inode, .. } in page.names {
+            let Some(is_included) = self.selects(filling, &below, &name, inode) else {
+                continue;
+            };
             let path = here.join(OsStr::from_bytes(&name));
             let Some(attributes) = self.sound(inode, &path, entered).await else {
                 continue;
@@ -297,7 +371,15 @@ impl Walk<'_> {
                 continue;
             }
             if mode::is_directory(attributes.mode) {
-                filling.inside.push((inode, attributes, name));
+                filling.inside.push(Inside {
+                    inode,
+                    attributes,
+                    name,
+                    is_included,
+                });
+            } else if job.stays(filling.fd.as_fd(), &name, &attributes) {
+                let names = (&below, name.as_os_str());
+                self.keep((inode, &attributes), filling, names, &path).await;
             } else if attributes.links > 1
                 && !self.links.is_first(inode, attributes.links, &below, &name)
             {
@@ -353,10 +435,10 @@ async fn make(
     let Some(xattrs) = xattrs(job, inode, path).await else {
         return unmade();
     };
-    let draft = job.draft(name);
     if mode::is_regular(attributes.mode) {
+        let draft = job.drafts.next();
         let is_large = attributes.size_bytes >= DIRECT_BYTES_MIN as u64;
-        return match Output::make(directory.as_fd(), &draft, is_large, draft != *name) {
+        return match Output::make(directory.as_fd(), &draft, is_large) {
             Ok(output) => {
                 let target = Target {
                     directory: directory.clone(),
@@ -373,6 +455,7 @@ async fn make(
             }
         };
     }
+    let draft = job.draft(name);
     match make_other(job, inode, attributes, directory, &draft).await {
         Ok(()) => {}
         Err(error) => {
@@ -384,9 +467,7 @@ async fn make(
         }
     }
     let unset = finishing::finish_at(directory.as_fd(), &draft, attributes, &xattrs, job.rights());
-    if draft != *name
-        && let Err(error) = place::rename(directory.as_fd(), &draft, name)
-    {
+    if let Err(error) = job.put_in_place(directory.as_fd(), &draft, name) {
         unmade();
         return job.problem(path, &error, false);
     }
@@ -417,7 +498,8 @@ async fn make_other(
     if !mode::is_symlink(attributes.mode) {
         return Ok(place::special(directory.as_fd(), name, attributes)?);
     }
-    match job.view.item(Scope::Live, &Key::symlink(inode)).await {
+    let link = Key::symlink(inode);
+    match job.source.view.item(Scope::Live, &link).await {
         Ok(Some(Item::Symlink(target))) if fault::of_target(inode, &target).is_none() => Ok(
             rustix::fs::symlinkat(OsStr::from_bytes(&target), directory.as_fd(), name)?,
         ),
@@ -429,7 +511,7 @@ async fn make_other(
 /// Returns the extended attributes of an inode. If they cannot be read, reports a problem and
 /// returns `None`.
 async fn xattrs(job: &Job, inode: u64, path: &Path) -> Option<Vec<(Vec<u8>, Bytes)>> {
-    match walk::xattrs(&job.view, inode).await {
+    match walk::xattrs(&job.source.view, inode).await {
         Ok(Ok(xattrs)) => return Some(xattrs),
         Ok(Err(fault)) => job.problem(path, &fault, false),
         Err(error) => job.volume_problem(path, &error),

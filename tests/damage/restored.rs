@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bkfs::repository::open_in;
 use bkfs::restore;
 use bkfs::restore::job::Options;
+use bkfs::restore::source::Source;
 use bkfs_store::Store;
 
 use crate::machine::opening;
@@ -39,12 +40,12 @@ pub fn restore(fixture: &Fixture, store: Arc<dyn Store>, name: &str) -> Result<R
         let found = repository.snapshot("main", name).await;
         let (_, view) = found.map_err(|error| error.to_string())?;
         let options = Options {
-            overwrite: false,
             verify: true,
             ..Options::default()
         };
-        let root = bkfs::volume::ROOT_INODE;
-        let restored = restore::restore(view, root, &target, options, Arc::default()).await;
+        let source = Source::whole(view, bkfs::volume::ROOT_INODE, b"/");
+        let restored =
+            restore::restore(source, Default::default(), &target, options, Arc::default()).await;
         restored.map_err(|error| error.to_string())
     })?;
     let path = |path: &Path| {

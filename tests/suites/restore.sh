@@ -27,6 +27,7 @@ fill() {
   truncate -s 1T "$MOUNT/sparse"
   mkfifo -m 640 "$MOUNT/fifo"
   touch -d '2020-02-29 12:34:56' "$MOUNT/big"
+  chown 1234:1234 "$MOUNT/near/2/file"
   cp "$MOUNT/big" "$SUITE_TMP/big"
   exits 0 bkfs umount "$MOUNT"
 }
@@ -62,6 +63,93 @@ overwriting_gives_the_same() {
   [ "$(shape)" = "$before" ] || wrong "restoring over it gives another tree"
   [ "$TARGET/big" -ef "$TARGET/big-too" ] || wrong "not linked"
   cmp "$TARGET/big" "$SUITE_TMP/big"
+}
+
+# names DIR: the names below it, in order.
+names() { (cd "$1" && find . -mindepth 1 -printf '%P\n' | sort | xargs); }
+
+# told KEY: the number that the last answer has under a key.
+told() { grep -o "\"$1\":[0-9]*" "$SUITE_TMP/output" | head -n 1 | cut -d: -f2; }
+
+patterns_choose_what_is_restored() {
+  local some=$SUITE_TMP/some
+  exits 0 bkfs restore "$URL" whole "$some" --include /near/7 --include link
+  [ "$(names "$some")" = "link near near/7 near/7/file" ] || wrong "$(names "$some")"
+  [ "$(stat -c %Y "$some/near/7")" = "$(stat -c %Y "$TARGET/near/7")" ] || wrong "other times"
+  rm -r "$some"
+  exits 0 bkfs restore "$URL" whole:/near "$some" --include '/near/5?' --exclude '*5'
+  [ "$(names "$some" | wc -w)" = 18 ] || wrong "$(names "$some")"
+  rm -r "$some"
+  # The first name of each file is left out, so the other one is made of its contents.
+  exits 0 bkfs restore "$URL" whole "$some" --exclude near/ --exclude 'b*' --exclude sparse
+  [ ! -e "$some/near" ] && [ ! -e "$some/big" ] || wrong "excluded, and there"
+  [ "$(cat "$some/far/17")" = 17 ] || wrong "not what the file holds"
+  exits 1 bkfs restore "$URL" whole "$SUITE_TMP/nothing" --include no-such-name
+  says 'no name matches --include'
+  [ ! -e "$SUITE_TMP/nothing" ] || wrong "the target was made"
+  exits 2 bkfs restore "$URL" whole:/big "$SUITE_TMP/nothing" --include big
+  says 'is no directory'
+}
+
+a_rehearsal_changes_nothing() {
+  exits 0 bkfs restore "$URL" whole "$SUITE_TMP/rehearsed" --dry-run
+  says 'would restore'
+  [ ! -e "$SUITE_TMP/rehearsed" ] || wrong "the target was made"
+  exits 1 bkfs restore "$URL" whole "$TARGET" -n
+  says 'not empty' 'overwrite=if-changed'
+  local before
+  before=$(shape)
+  exits 0 bkfs restore "$URL" whole "$TARGET" -n --overwrite=if-changed
+  says "that are there already stay"
+  [ "$(shape)" = "$before" ] || wrong "something was changed"
+}
+
+# What an interrupted restore has made is not read again, and what is not whole is.
+an_interrupted_restore_goes_on() {
+  local before kept whole
+  before=$(shape) kept=$(stat -c %i "$TARGET/big")
+  rm "$TARGET/near/5/file" "$TARGET/far/5" "$TARGET/link"
+  rm -r "$TARGET/near/6"
+  echo half >"$TARGET/far/.bkfs-restore-0011223344556677-3"
+  echo 8 >"$TARGET/near/8/file"
+  chmod 600 "$TARGET/near/9/file"
+  touch "$TARGET/near" # it has no time yet
+  exits 0 bkfs restore "$URL" whole "$TARGET" --overwrite=if-changed --json
+  whole=$(told kept)
+  [ "$whole" -gt "$LINKED" ] || wrong "only $whole were kept"
+  [ "$(told bytes)" -lt 1000 ] || wrong "all was read again"
+  [ "$(shape)" = "$before" ] || wrong "another tree"
+  [ "$(stat -c %i "$TARGET/big")" = "$kept" ] || wrong "a file that is right was replaced"
+  [ "$TARGET/near/8/file" -ef "$TARGET/far/8" ] || wrong "not linked"
+  [ -z "$(find "$TARGET" -name '.bkfs*')" ] || wrong "drafts stay behind"
+}
+
+what_exists_can_stay() {
+  local own=$SUITE_TMP/own
+  mkdir -p "$own/far"
+  echo mine >"$own/big"
+  echo mine >"$own/far/4"
+  exits 0 bkfs restore "$URL" whole "$own" --overwrite=never
+  [ "$(cat "$own/big")" = mine ] && [ "$(cat "$own/far/4")" = mine ] || wrong "replaced"
+  cmp "$own/big-too" "$SUITE_TMP/big"
+  [ "$(cat "$own/near/4/file")" = 4 ] || wrong "not what the file holds"
+}
+
+owners_can_be_left_out() {
+  [ "$(stat -c %u:%g "$TARGET/near/2/file")" = 1234:1234 ] || wrong "the owner is not restored"
+  exits 0 bkfs restore "$URL" whole:/near/2 "$SUITE_TMP/owned" --no-owner
+  [ "$(stat -c %u:%g "$SUITE_TMP/owned/file")" = 0:0 ] || wrong "the owner is restored"
+}
+
+many_problems_are_counted() {
+  local blocked=$SUITE_TMP/blocked number
+  for number in $(seq 12); do
+    mkdir -p "$blocked/far/$number/in-the-way"
+  done
+  exits 3 bkfs restore "$URL" whole:/far "$blocked/far" --overwrite
+  says 'not restored: 2 more' '12 inodes could not be restored'
+  [ "$(grep -c 'bkfs: not restored: .*/far/' "$SUITE_TMP/output")" = 10 ] ||
+    wrong "not ten of them are shown"
 }
 
 # A damaged repository must not replace the good copy.
@@ -100,6 +188,12 @@ exit_codes_do_not_depend_on_a_reader() {
 case_of "a tree with links, a fifo and a large file" fill
 case_of "$LINKED links between directories, with 400 descriptors" many_links_need_few_descriptors
 case_of "restoring over what is there gives the same tree" overwriting_gives_the_same
+case_of "patterns choose what is restored" patterns_choose_what_is_restored
+case_of "a rehearsal says what would be restored, and changes nothing" a_rehearsal_changes_nothing
+case_of "an interrupted restore goes on where it was" an_interrupted_restore_goes_on
+case_of "what exists can stay" what_exists_can_stay
+case_of "owners can be left out" owners_can_be_left_out
+case_of "of many problems ten are shown" many_problems_are_counted
 case_of "restoring from a damaged repository keeps the good copies" \
   overwriting_keeps_what_it_cannot_replace
 case_of "damage and failures are told to scripts that do not read" \

@@ -8,6 +8,7 @@ use bkfs::mounting::{Assembled, MountPlan};
 use bkfs::repository::{Opening, Repository, create_in, open_in};
 use bkfs::restore::job::Options;
 use bkfs::restore::restore;
+use bkfs::restore::source::Source;
 use bkfs::volume::requests::SnapshotRequest;
 use bkfs_chunker::content_store::ContentStoreConfig;
 use bkfs_fuse::MountOptions;
@@ -118,7 +119,6 @@ impl Engine {
     pub fn restore(&self, snapshot: &str, target: &std::path::Path) {
         let repository = self.repository();
         let options = Options {
-            overwrite: false,
             verify: true,
             ..Options::default()
         };
@@ -127,14 +127,8 @@ impl Engine {
                 .snapshot("main", snapshot)
                 .await
                 .expect("the snapshot");
-            restore(
-                view,
-                bkfs::volume::ROOT_INODE,
-                target,
-                options,
-                Arc::default(),
-            )
-            .await
+            let source = Source::whole(view, bkfs::volume::ROOT_INODE, b"/");
+            restore(source, Default::default(), target, options, Arc::default()).await
         });
         let problems = restored.expect("restore");
         assert!(problems.is_empty(), "{problems:?}");

@@ -1,0 +1,164 @@
+//! What a restore takes from a snapshot, and how much that is.
+//!
+//! Owns the walk that counts before anything is made. Does not own the restore itself (`walk`), nor
+//! the patterns (`selection`).
+
+use std::collections::HashSet;
+
+use crate::fault::Entered;
+use crate::restore::selection::{Choice, Selection};
+use crate::tree::item::Attributes;
+use crate::volume::error::VolumeError;
+use crate::volume::mode;
+use crate::volume::state::Scope;
+use crate::volume::view::View;
+use crate::walk::{self, join, names};
+
+/// The unit in which filesystems allocate, in bytes.
+const BLOCK_BYTES: u64 = 4096;
+
+/// A directory or a file of a snapshot, and which names below it are restored.
+#[derive(Clone)]
+pub struct Source {
+    /// The snapshot.
+    pub view: View,
+    /// The directory or file.
+    pub inode: u64,
+    /// Its path in the snapshot, from `/` on.
+    pub path: Vec<u8>,
+    /// The names below it.
+    pub selection: Selection,
+}
+
+/// What a restore would make.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// Number of inodes.
+    pub inodes: u64,
+    /// Bytes of the files, with holes counted.
+    pub bytes: u64,
+    /// Bytes that the files allocate. Holes need none.
+    pub allocated_bytes: u64,
+    /// Directories that no pattern names and in which something is restored.
+    pub leading: HashSet<u64>,
+}
+
+impl Survey {
+    /// Returns true if nothing would be made but the top.
+    pub fn is_empty(&self) -> bool {
+        self.inodes <= 1
+    }
+
+    fn add(&mut self, attributes: &Attributes) {
+        self.inodes += 1;
+        if !mode::is_regular(attributes.mode) {
+            return;
+        }
+        let size = attributes.size_bytes;
+        let blocks = size.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
+        self.bytes = self.bytes.saturating_add(size);
+        let allocated = blocks.min(attributes.allocated_bytes);
+        self.allocated_bytes = self.allocated_bytes.saturating_add(allocated);
+    }
+}
+
+/// A directory that a survey has not looked into yet.
+struct Unseen {
+    inode: u64,
+    path: Vec<u8>,
+    /// Whether a pattern names it or a directory above it.
+    is_included: bool,
+    /// The directories above it that no pattern names.
+    above: Vec<u64>,
+}
+
+impl Source {
+    /// Returns the source that restores all of `inode`, whose path is `path`.
+    pub fn whole(view: View, inode: u64, path: &[u8]) -> Self {
+        Source {
+            view,
+            inode,
+            path: path.to_owned(),
+            selection: Selection::default(),
+        }
+    }
+
+    /// Counts what is restored, and calls `each` with the path from `/` on and the attributes of
+    /// every inode but the top. An inode with several names counts once. What is faulty is not
+    /// restored, and not counted.
+    ///
+    /// # Errors
+    /// [`VolumeError::ContentStore`] or [`VolumeError::Tree`] if the snapshot cannot be read.
+    pub async fn survey(
+        &self,
+        mut each: impl FnMut(&[u8], &Attributes),
+    ) -> Result<Survey, VolumeError> {
+        let view = &self.view;
+        let mut survey = Survey::default();
+        let attributes = view.attributes(Scope::Live, self.inode).await?;
+        survey.add(&attributes);
+        if !mode::is_directory(attributes.mode) {
+            return Ok(survey);
+        }
+        let mut linked = HashSet::new();
+        let mut entered = Entered::from(self.inode);
+        let mut open = vec![Unseen {
+            inode: self.inode,
+            path: self.base().to_owned(),
+            is_included: false,
+            above: Vec::new(),
+        }];
+        while let Some(directory) = open.pop() {
+            for named in names(view, directory.inode).await?.names {
+                let path = join(&directory.path, &named.name);
+                let choice = self.selection.judge(&path, directory.is_included);
+                if choice == Choice::Excluded {
+                    continue;
+                }
+                let is_included = choice == Choice::Included;
+                if !is_included && !named.is_directory() {
+                    continue;
+                }
+                let Ok(attributes) = walk::attributes(view, named.inode).await? else {
+                    continue;
+                };
+                let is_directory = mode::is_directory(attributes.mode);
+                let depth = path.len() - self.base().len();
+                if is_directory && entered.enter(named.inode, depth).is_err() {
+                    continue;
+                }
+                let is_first = is_directory || attributes.links < 2 || linked.insert(named.inode);
+                if is_included && is_first {
+                    survey.add(&attributes);
+                    each(&path, &attributes);
+                }
+                if is_included {
+                    let is_new = |inode: &&u64| !survey.leading.contains(inode);
+                    let new: Vec<u64> = directory.above.iter().filter(is_new).copied().collect();
+                    survey.inodes += new.len() as u64;
+                    survey.leading.extend(new);
+                }
+                if is_directory {
+                    let mut above = Vec::new();
+                    if !is_included {
+                        above.clone_from(&directory.above);
+                        above.push(named.inode);
+                    }
+                    open.push(Unseen {
+                        inode: named.inode,
+                        path,
+                        is_included,
+                        above,
+                    });
+                }
+            }
+        }
+        Ok(survey)
+    }
+
+    /// Returns the path without slashes at its end: that of the root is empty.
+    pub(super) fn base(&self) -> &[u8] {
+        let end = self.path.iter().rposition(|byte| *byte != b'/');
+        &self.path[..end.map_or(0, |end| end + 1)]
+    }
+}

@@ -28,16 +28,12 @@ use crate::repository::Repository;
 use crate::root::ended_sessions::LOOKS_MAX;
 use crate::root::gap::Gap;
 use crate::root::kept::Covered;
-use crate::root::removal::give_up;
 use crate::root::request::KnownSpools;
 use crate::root::session::OpenSession;
 use crate::root::state::{Session, SessionId, SessionState};
 
 /// Longest wait for the disk when a mount ends its own spool.
 const ENDING: Duration = Duration::from_secs(10);
-
-/// Longest wait for the root when a spool that is gone gives its recovery base up.
-const GIVING_UP: Duration = Duration::from_secs(5);
 
 /// Interval of the progress messages of a replay, and of a survey on a terminal.
 const SAID_EVERY: Duration = Duration::from_secs(5);
@@ -104,7 +100,7 @@ impl SpoolPlace {
             known.own = Some(self.identify(&writing.holder, &**handle.entropy()).await?);
         }
         // A copy says nothing of what the spool of the other machine holds.
-        let claimed = |brought: &&Brought| brought.is_ours && !brought.is_committed;
+        let claimed = |brought: &&Brought| brought.is_ours;
         for Brought { left, .. } in brought.iter().filter(claimed) {
             let session = SessionId(left.session());
             match left.named().is_empty() {
@@ -149,7 +145,6 @@ impl SpoolPlace {
                     left,
                     last: 0,
                     is_safe: true,
-                    is_committed: false,
                     is_ours,
                     damage: None,
                 });
@@ -160,7 +155,7 @@ impl SpoolPlace {
                 Some(session) => {
                     done.extend(bring_one(found, session, writing, accepts_loss, news).await?);
                 }
-                None => done.extend(rescue(found, writing, accepts_loss, news).await),
+                None => rescue(found, writing, accepts_loss, news).await,
             }
         }
         Ok(done)
@@ -205,8 +200,6 @@ pub(super) struct Brought {
     last: u64,
     /// The session that takes the volume finds its journals.
     is_safe: bool,
-    /// Its session has left the root, and commits have all of it.
-    is_committed: bool,
     /// It is no copy of another machine's spool, as far as its session says.
     is_ours: bool,
     /// The damage, if only part of it was brought.
@@ -235,7 +228,8 @@ async fn bring_one(
     let survey = match judged {
         Ok(Some(survey)) => survey,
         Ok(None) => {
-            return Ok(rescue(Found { left, is_ours }, writing, accepts_loss, news).await);
+            rescue(Found { left, is_ours }, writing, accepts_loss, news).await;
+            return Ok(None);
         }
         Err(error) if !is_wanted || is_accepted(&error, accepts_loss) => {
             leave(path, bytes, &error, news);
@@ -265,7 +259,6 @@ async fn bring_one(
         left,
         last,
         is_safe,
-        is_committed: false,
         is_ours,
         damage,
     }))
@@ -340,30 +333,11 @@ fn leave(path: String, bytes: u64, error: &SpoolingError, news: &mut SpoolNews) 
 }
 
 /// Makes a snapshot of the rest of a session that another machine has ended. A failure delays no
-/// mount: the spool stays, and the next mount tries again. Returns the spool if commits have all of
-/// it: it goes once a session of this mount can give up its recovery base.
-async fn rescue(
-    found: Found,
-    writing: &Writing,
-    accepts_loss: bool,
-    news: &mut SpoolNews,
-) -> Option<Brought> {
+/// mount: the spool stays, and the next mount tries again.
+async fn rescue(found: Found, writing: &Writing, accepts_loss: bool, news: &mut SpoolNews) {
     let Found { left, is_ours } = found;
     let path = left.directory().display().to_string();
     match recover(&left, is_ours, writing, accepts_loss).await {
-        Ok(Rescued {
-            made: None,
-            damage: None,
-        }) => {
-            return Some(Brought {
-                left,
-                last: 0,
-                is_safe: true,
-                is_committed: true,
-                is_ours,
-                damage: None,
-            });
-        }
         Ok(Rescued { made, damage }) => {
             if let Some(made) = &made {
                 tracing::warn!(
@@ -372,6 +346,8 @@ async fn rescue(
                     made.volume,
                     made.snapshot
                 );
+            } else if damage.is_none() {
+                tracing::warn!("all that {path} names was committed before: it is removed");
             }
             news.recovered.extend(made);
             let_go(left, damage, news).await;
@@ -389,14 +365,13 @@ async fn rescue(
             });
         }
     }
-    None
 }
 
 /// Ends a spool whose objects are in the bucket: removes it, or sets it aside if it had `damage`.
-/// Returns true if it was removed.
-async fn let_go(left: Leftover, damage: Option<String>, news: &mut SpoolNews) -> bool {
+async fn let_go(left: Leftover, damage: Option<String>, news: &mut SpoolNews) {
     let Some(damage) = damage else {
-        return left.discard().await;
+        left.discard().await;
+        return;
     };
     let (path, bytes) = (left.directory().display().to_string(), left.bytes());
     match left.set_aside().await {
@@ -418,7 +393,6 @@ async fn let_go(left: Leftover, damage: Option<String>, news: &mut SpoolNews) ->
             news.stranded.push(Stranded { path, bytes, why });
         }
     }
-    false
 }
 
 /// Judges a spool ([`survey`]), with progress messages if that takes longer than [`SAID_EVERY`].
@@ -535,46 +509,18 @@ pub(super) async fn discard(
     accepts_loss: bool,
     news: &mut SpoolNews,
 ) {
-    let mut committed = Vec::new();
     for brought in brought {
-        let session = SessionId(brought.left.session());
+        let Brought { left, is_ours, .. } = brought;
+        let session = SessionId(left.session());
         let mut ended_sessions = open.ended_sessions().iter();
-        let is_found = ended_sessions.any(|ended_session| ended_session.session == session);
-        let is_ours = brought.is_ours;
-        let left = match (brought.is_safe || is_found, brought) {
-            (true, brought) => Some(brought),
-            (false, Brought { left, .. }) => {
-                rescue(Found { left, is_ours }, writing, accepts_loss, news).await
-            }
-        };
-        let Some(brought) = left else { continue };
-        if brought.is_committed {
-            let path = brought.left.directory().display().to_string();
-            tracing::warn!("all that {path} names was committed before: it is removed");
+        if brought.is_safe || ended_sessions.any(|ended_session| ended_session.session == session) {
+            let mut gaps = open.gaps().iter();
+            let gap = gaps.find(|gap| gap.session == session && gap.after < brought.last);
+            let damage = brought.damage.or_else(|| gap.map(Gap::to_string));
+            let_go(left, damage, news).await;
+        } else {
+            rescue(Found { left, is_ours }, writing, accepts_loss, news).await;
         }
-        let mut gaps = open.gaps().iter();
-        let gap = gaps.find(|gap| gap.session == session && gap.after < brought.last);
-        let damage = brought.damage.or_else(|| gap.map(Gap::to_string));
-        let is_gone = let_go(brought.left, damage, news).await;
-        if is_gone && brought.is_committed && is_ours {
-            committed.push(session);
-        }
-    }
-    give_up_committed(open, writing, committed).await;
-}
-
-/// Takes recovery bases of spools that are gone out of the root. If that fails, the next mount does
-/// it.
-async fn give_up_committed(open: &OpenSession, writing: &Writing, mut gone: Vec<SessionId>) {
-    let handle = &writing.repository.handle;
-    let view = handle.current();
-    gone.retain(|session| view.root.recovery_base_of(*session).is_some());
-    if gone.is_empty() {
-        return;
-    }
-    let given_up = tokio::time::timeout(GIVING_UP, give_up(handle, open, &gone)).await;
-    if let Ok(Err(error)) = given_up {
-        tracing::warn!(%error, "a spool that is gone holds collection back until the next mount");
     }
 }
 

@@ -240,9 +240,9 @@ fn a_spool_of_which_commits_have_all_leaves_no_recovery_base() {
     assert!(back.read("new") == Some(noise(3, 1000)));
 }
 
-/// The first mount that finds the spool cannot register in the root.
+/// The first mount that finds the spool removes it, and cannot register in the root.
 #[test]
-fn a_spool_of_which_commits_have_all_stays_until_its_recovery_base_can_go() {
+fn a_recovery_base_goes_though_the_mount_that_removed_the_spool_failed() {
     let bucket = Bucket::new();
     let disk = SimulatedDisk::new();
     die_with_what_is_committed(&bucket, &disk);

@@ -321,7 +321,9 @@ fn a_commit_frees_the_spool_of_what_waits_behind_a_journal_without_an_answer() {
     // The answer is of that journal, whatever was freed behind it.
     gate.open();
     host.wait(5.0);
-    let missing = missing(&bucket, host, &["0", "399"]);
+    let names: Vec<String> = (0..400).map(|number| number.to_string()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let missing = missing(&bucket, host, &names);
     assert!(missing.is_empty(), "{missing:?}");
 }
 

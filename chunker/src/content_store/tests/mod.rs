@@ -7,6 +7,7 @@ mod cached;
 mod delivered;
 mod faults;
 mod finishes;
+mod relying;
 mod spooled;
 mod tables;
 mod verify;

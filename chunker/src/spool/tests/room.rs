@@ -82,7 +82,7 @@ fn a_failed_disk_is_not_trusted_again_because_it_is_full() {
         let spool = create(&disk, 1).await;
         disk.hold();
         disk.fail(DiskOperation::Flush, 1, io::ErrorKind::Other);
-        disk.fail(DiskOperation::Write, 2, io::ErrorKind::StorageFull);
+        disk.fail(DiskOperation::Flush, 2, io::ErrorKind::StorageFull);
         let body = [noise(1, 100)];
         let first = spool.put("data/00/a", &body);
         let second = spool.put("data/00/b", &body);

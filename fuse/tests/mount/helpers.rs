@@ -6,7 +6,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::process::{Command, Output};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bkfs_fuse::{Access, MountConfig, MountOptions, Session, mount};
@@ -44,7 +45,8 @@ impl Mounted {
 
     /// Unmounts and waits; every test ends with it.
     pub fn end(self) {
-        self.session.unmount(false).unwrap();
+        let unmounted = while_no_program_runs(|| self.session.unmount(false));
+        unmounted.unwrap();
         self.session.wait().unwrap();
         assert_eq!(crate::memory::count(&self.memory.counters.destroyed), 1);
         assert_eq!(crate::memory::count(&self.memory.counters.forget_errors), 0);
@@ -60,6 +62,25 @@ pub fn config() -> MountConfig {
         },
         ..MountConfig::new("test://bucket/with,comma and blank")
     }
+}
+
+/// A program that starts has copies of all open files of this process for a moment, of the files
+/// on the mounts of other tests too. Such a mount is busy for that moment.
+fn while_no_program_runs<T>(work: impl FnOnce() -> T) -> T {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _held = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    work()
+}
+
+/// Runs a program that must succeed.
+pub fn succeed(command: &mut Command) {
+    let status = while_no_program_runs(|| command.status()).unwrap();
+    assert!(status.success(), "{command:?}: {status}");
+}
+
+/// Runs a program and returns what it said.
+pub fn output(command: &mut Command) -> Output {
+    while_no_program_runs(|| command.output()).unwrap()
 }
 
 /// Waits until `is_done`, for at most 20 s.

@@ -224,8 +224,7 @@ fn a_start_that_fails_unmounts_its_own_mount_only() {
 fn what_is_mounted_over_it_stays() {
     let mounted = Mounted::new();
     let place = mounted.directory.path();
-    let tmpfs = |command: &mut Command| assert!(command.status().unwrap().success());
-    tmpfs(
+    succeed(
         Command::new("mount")
             .args(["-t", "tmpfs", "foreign"])
             .arg(place),
@@ -238,7 +237,7 @@ fn what_is_mounted_over_it_stays() {
     }
     let on_top = find_mount(place).unwrap().unwrap();
     assert_eq!(on_top.source, "foreign");
-    tmpfs(Command::new("umount").arg(place));
+    succeed(Command::new("umount").arg(place));
     mounted.session.unmount(false).unwrap();
     mounted.session.wait().unwrap();
 }
@@ -247,11 +246,11 @@ fn what_is_mounted_over_it_stays() {
 fn a_bind_mount_of_it_stays() {
     let mounted = Mounted::new();
     let elsewhere = tempfile::tempdir().unwrap();
-    let bind = Command::new("mount")
-        .arg("--bind")
-        .args([mounted.directory.path(), elsewhere.path()])
-        .status();
-    assert!(bind.unwrap().success());
+    succeed(
+        Command::new("mount")
+            .arg("--bind")
+            .args([mounted.directory.path(), elsewhere.path()]),
+    );
     mounted.session.unmount(false).unwrap();
     assert!(matches!(
         mounted.session.unmount(true),
@@ -309,11 +308,12 @@ fn an_aborted_connection_ends_the_session() {
     let device = file.metadata().unwrap().dev();
     let control = format!("/sys/fs/fuse/connections/{}/abort", libc::minor(device));
     if !Path::new(&control).exists() {
-        let mounted = Command::new("mount")
-            .args(["-t", "fusectl", "fusectl", "/sys/fs/fuse/connections"])
-            .status()
-            .unwrap();
-        assert!(mounted.success());
+        succeed(Command::new("mount").args([
+            "-t",
+            "fusectl",
+            "fusectl",
+            "/sys/fs/fuse/connections",
+        ]));
     }
     let writer = std::thread::spawn(move || file.write_all(b"x"));
     eventually("the write waits", || mounted.memory.parked() == 1);
@@ -349,16 +349,16 @@ exec $2 --exact life::in_the_process_with_a_helper --nocapture
 fn umount_finds_its_helper() {
     let directory = tempfile::tempdir().unwrap();
     let layer = tempfile::tempdir().unwrap();
-    let output = Command::new("unshare")
-        .args(["--mount", "sh", "-euc", WITH_HELPER_IN_NAMESPACE])
-        .args([
-            Path::new("sh"),
-            layer.path(),
-            &std::env::current_exe().unwrap(),
-        ])
-        .env(WITH_HELPER, directory.path())
-        .output()
-        .unwrap();
+    let output = output(
+        Command::new("unshare")
+            .args(["--mount", "sh", "-euc", WITH_HELPER_IN_NAMESPACE])
+            .args([
+                Path::new("sh"),
+                layer.path(),
+                &std::env::current_exe().unwrap(),
+            ])
+            .env(WITH_HELPER, directory.path()),
+    );
     let text = String::from_utf8_lossy(&output.stdout).into_owned()
         + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");
@@ -377,13 +377,7 @@ fn in_the_process_with_a_helper() {
     for by_helper in [true, false] {
         let session = mount(MemoryFs::new(), directory, &config()).unwrap();
         if by_helper {
-            assert!(
-                Command::new("umount")
-                    .arg(directory)
-                    .status()
-                    .unwrap()
-                    .success()
-            );
+            succeed(Command::new("umount").arg(directory));
         } else {
             session.unmount(false).unwrap();
         }
@@ -417,13 +411,13 @@ fn an_ordinary_user_mounts_through_the_helper() {
     fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     // In a mount namespace of its own, with a device that all users may open, as udev sets it up.
     let devices = tempfile::tempdir().unwrap();
-    let output = Command::new("unshare")
-        .args(["--mount", "sh", "-euc", IN_NAMESPACE])
-        .args([Path::new("sh"), devices.path(), &program])
-        .env(AS_USER, directory.path())
-        .current_dir("/")
-        .output()
-        .unwrap();
+    let output = output(
+        Command::new("unshare")
+            .args(["--mount", "sh", "-euc", IN_NAMESPACE])
+            .args([Path::new("sh"), devices.path(), &program])
+            .env(AS_USER, directory.path())
+            .current_dir("/"),
+    );
     let text = String::from_utf8_lossy(&output.stdout).into_owned()
         + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");

@@ -263,17 +263,21 @@ fn a_full_spool_holds_nothing_up_once_the_store_is_back() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
+/// Returns a host for whose fsync the spool is enough, of so many bytes.
+fn local(bucket: &Bucket, disk: &SimulatedDisk, spool_bytes: u64) -> Host {
+    let settings = Settings {
+        fsync_local: true,
+        ..Settings::default()
+    };
+    Host::try_spooling(bucket, disk, settings, "main", spool_bytes).expect("mounted")
+}
+
 /// Many small journals fill the spool while the store stands still. Then the store takes each of
 /// them slowly, and a commit frees the spool sooner.
 #[test]
 fn a_spool_full_of_journals_is_freed_by_a_commit() {
     let bucket = Bucket::new();
-    let settings = Settings {
-        fsync_local: true,
-        ..Settings::default()
-    };
-    let disk = SimulatedDisk::new();
-    let host = Host::try_spooling(&bucket, &disk, settings, "main", 200_000).expect("mounted");
+    let host = local(&bucket, &SimulatedDisk::new(), 200_000);
     let gate = stall(&host, "");
     let volume = host.volume();
     let second = Duration::from_secs(1);
@@ -301,12 +305,7 @@ fn a_spool_full_of_journals_is_freed_by_a_commit() {
 #[test]
 fn a_commit_frees_the_spool_of_what_waits_behind_a_journal_without_an_answer() {
     let bucket = Bucket::new();
-    let settings = Settings {
-        fsync_local: true,
-        ..Settings::default()
-    };
-    let disk = SimulatedDisk::new();
-    let host = Host::try_spooling(&bucket, &disk, settings, "main", 200_000).expect("mounted");
+    let host = local(&bucket, &SimulatedDisk::new(), 200_000);
     let gate = Gate::new();
     let held = Strike::with(Fault::HoldBefore(gate.clone())).on_writes();
     host.faults.plan(held.keys("journal/"));
@@ -331,12 +330,8 @@ fn a_commit_frees_the_spool_of_what_waits_behind_a_journal_without_an_answer() {
 #[test]
 fn a_spool_disk_that_hangs_makes_no_commits() {
     let bucket = Bucket::new();
-    let settings = Settings {
-        fsync_local: true,
-        ..Settings::default()
-    };
     let disk = SimulatedDisk::new();
-    let host = Host::spooling_with(&bucket, &disk, settings);
+    let host = local(&bucket, &disk, 256 << 20);
     let before = host.asked(Operation::Replace);
     disk.hold();
     for number in 0..10 {
@@ -349,11 +344,9 @@ fn a_spool_disk_that_hangs_makes_no_commits() {
 }
 
 /// The disk of the spool hangs while it takes a pack that is on its way to the bucket as well.
-#[test]
-fn a_spool_disk_that_hangs_holds_no_pack_up_that_the_bucket_has() {
-    let bucket = Bucket::new();
-    let disk = SimulatedDisk::new();
-    let host = Host::spooling(&bucket, &disk);
+/// Returns the host whose fsync has returned then. The disk still hangs.
+fn fsynced_by_the_bucket(bucket: &Bucket, disk: &SimulatedDisk) -> Host {
+    let host = Host::spooling(bucket, disk);
     let gate = stall(&host, "data/");
     host.write("large", 0, noise(5, LARGE));
     let volume = host.volume();
@@ -363,8 +356,14 @@ fn a_spool_disk_that_hangs_holds_no_pack_up_that_the_bucket_has() {
     host.wait(KEPT_AFTER);
     recover(&host, &gate);
     let answer = host.run(async { tokio::time::timeout(Duration::from_secs(30), waits).await });
-    disk.let_go();
     answer.expect("no wait").expect("ran").expect("durable");
+    host
+}
+
+#[test]
+fn a_spool_disk_that_hangs_holds_no_pack_up_that_the_bucket_has() {
+    let bucket = Bucket::new();
+    let host = fsynced_by_the_bucket(&bucket, &SimulatedDisk::new());
     let missing = missing(&bucket, host, &["large"]);
     assert!(missing.is_empty(), "{missing:?}");
 }
@@ -373,21 +372,10 @@ fn a_spool_disk_that_hangs_holds_no_pack_up_that_the_bucket_has() {
 #[test]
 fn a_spool_disk_that_hangs_holds_no_unmount_up() {
     let bucket = Bucket::new();
-    let disk = SimulatedDisk::new();
-    let host = Host::spooling(&bucket, &disk);
-    let gate = stall(&host, "data/");
-    host.write("large", 0, noise(5, LARGE));
-    let volume = host.volume();
-    let waits = host.spawn(async move { volume.fsync().await });
-    host.wait(0.5);
-    disk.hold();
-    host.wait(KEPT_AFTER);
-    recover(&host, &gate);
-    host.run(waits).expect("ran").expect("durable");
+    let host = fsynced_by_the_bucket(&bucket, &SimulatedDisk::new());
     host.finish_within(60.0)
         .expect("in time")
         .expect("all is in the bucket");
-    disk.let_go();
     assert_eq!(bucket.host().read("large"), Some(noise(5, LARGE)));
 }
 

@@ -95,16 +95,21 @@ async fn waits<T>(future: &mut (impl Future<Output = T> + Unpin)) -> bool {
     look.await
 }
 
-/// The disk works on a dropped put, and a waiter for room has taken that over.
+/// The disk hangs in a put that was dropped. Returns the waiter for room that has taken that over.
+async fn taken_over<'a>(disk: &SimulatedDisk, spool: &'a Spool) -> impl Future<Output = ()> + 'a {
+    disk.hold();
+    assert!(put_and_leave(spool, "data/00/a", 1).await.is_none());
+    let mut room = Box::pin(spool.room(15_000));
+    assert!(waits(&mut room).await);
+    room
+}
+
 #[test]
 fn the_end_waits_for_all_that_the_disk_writes() {
     run(async {
         let disk = SimulatedDisk::new();
         let spool = create(&disk, 1).await;
-        disk.hold();
-        assert!(put_and_leave(&spool, "data/00/a", 1).await.is_none());
-        let mut room = Box::pin(spool.room(15_000));
-        assert!(waits(&mut room).await);
+        let room = taken_over(&disk, &spool).await;
         let mut end = Box::pin(spool.end());
         assert!(waits(&mut end).await, "the disk still writes");
         disk.let_go();
@@ -170,17 +175,13 @@ async fn the_real_disk_writes_nothing_after_the_end() {
     }
 }
 
-/// The disk hangs in a put that was dropped, and a waiter for room has that in hand. Another put
-/// that began to write would leave its bytes in memory too, and so on.
+/// Another put that began to write would leave its bytes in memory too, and so on.
 #[test]
 fn one_dropped_put_at_a_time_is_left_to_a_disk_that_hangs() {
     run(async {
         let disk = SimulatedDisk::new();
         let spool = create(&disk, 1).await;
-        disk.hold();
-        assert!(put_and_leave(&spool, "data/00/a", 1).await.is_none());
-        let mut room = Box::pin(spool.room(15_000));
-        assert!(waits(&mut room).await);
+        let room = taken_over(&disk, &spool).await;
         for number in 0..9 {
             let key = format!("data/00/b{number}");
             assert!(put_and_leave(&spool, &key, 1).await.is_none());

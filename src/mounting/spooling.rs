@@ -100,10 +100,10 @@ impl SpoolPlace {
             known.own = Some(self.identify(&writing.holder, &**handle.entropy()).await?);
         }
         // A copy says nothing of what the spool of the other machine holds.
-        let claimed = |brought: &&Brought| brought.is_ours;
-        for Brought { left, .. } in brought.iter().filter(claimed) {
-            let session = SessionId(left.session());
-            match left.named().is_empty() {
+        let claimed = brought.iter().map(|brought| &brought.found);
+        for found in claimed.filter(|found| found.is_ours) {
+            let session = SessionId(found.left.session());
+            match found.left.named().is_empty() {
                 true => known.empty.push(session),
                 false => known.brought.push(session),
             }
@@ -133,24 +133,23 @@ impl SpoolPlace {
         for left in found.spools {
             let path = left.directory().display().to_string();
             let is_ours = listed.has(SessionId(left.session()), &view.root);
-            if left.named().is_empty() {
-                if left.bytes() > 0 {
+            let found = Found { left, is_ours };
+            if found.left.named().is_empty() {
+                if found.left.bytes() > 0 {
                     tracing::warn!(
                         "{path} holds {} that no journal names: it was written and never \
                          acknowledged, and is removed",
-                        mebibytes(left.bytes())
+                        mebibytes(found.left.bytes())
                     );
                 }
                 done.push(Brought {
-                    left,
+                    found,
                     last: 0,
                     is_safe: true,
-                    is_ours,
                     damage: None,
                 });
                 continue;
             }
-            let found = Found { left, is_ours };
             match view.root.sessions.get(&SessionId(found.left.session())) {
                 Some(session) => {
                     done.extend(bring_one(found, session, writing, accepts_loss, news).await?);
@@ -195,13 +194,11 @@ fn is_accepted(error: &SpoolingError, accepts_loss: bool) -> bool {
 
 /// A spool whose objects are in the bucket now.
 pub(super) struct Brought {
-    left: Leftover,
+    found: Found,
     /// The last operation in its journals; 0 if there is none.
     last: u64,
     /// The session that takes the volume finds its journals.
     is_safe: bool,
-    /// It is no copy of another machine's spool, as far as its session says.
-    is_ours: bool,
     /// The damage, if only part of it was brought.
     damage: Option<String>,
 }
@@ -219,16 +216,16 @@ async fn bring_one(
     let repository = &*writing.repository;
     let volume = session.volume.as_deref().unwrap_or_default();
     let is_wanted = volume == writing.volume;
-    let Found { left, is_ours } = found;
+    let left = &found.left;
     let (path, bytes) = (left.directory().display().to_string(), left.bytes());
-    let judged = match judge(&left, session, repository).await {
+    let judged = match judge(left, session, repository).await {
         Ok(judged) => judge_loss(judged, &path, volume, is_wanted && accepts_loss),
         Err(error) => Err(error),
     };
     let survey = match judged {
         Ok(Some(survey)) => survey,
         Ok(None) => {
-            rescue(Found { left, is_ours }, writing, accepts_loss, news).await;
+            rescue(found, writing, accepts_loss, news).await;
             return Ok(None);
         }
         Err(error) if !is_wanted || is_accepted(&error, accepts_loss) => {
@@ -239,7 +236,7 @@ async fn bring_one(
     };
     let damage = survey.damage.map(|damage| damage.to_string());
     let last = survey.last;
-    if let Err(source) = bring(&left, &survey.objects, repository).await {
+    if let Err(source) = bring(left, &survey.objects, repository).await {
         let error = SpoolingError::Replay {
             path: path.clone(),
             source,
@@ -256,10 +253,9 @@ async fn bring_one(
     let session = view.root.sessions.get(&SessionId(left.session()));
     let is_safe = session.is_some_and(|session| session.state == SessionState::Live);
     Ok(Some(Brought {
-        left,
+        found,
         last,
         is_safe,
-        is_ours,
         damage,
     }))
 }
@@ -510,16 +506,15 @@ pub(super) async fn discard(
     news: &mut SpoolNews,
 ) {
     for brought in brought {
-        let Brought { left, is_ours, .. } = brought;
-        let session = SessionId(left.session());
+        let session = SessionId(brought.found.left.session());
         let mut ended_sessions = open.ended_sessions().iter();
         if brought.is_safe || ended_sessions.any(|ended_session| ended_session.session == session) {
             let mut gaps = open.gaps().iter();
             let gap = gaps.find(|gap| gap.session == session && gap.after < brought.last);
             let damage = brought.damage.or_else(|| gap.map(Gap::to_string));
-            let_go(left, damage, news).await;
+            let_go(brought.found.left, damage, news).await;
         } else {
-            rescue(Found { left, is_ours }, writing, accepts_loss, news).await;
+            rescue(brought.found, writing, accepts_loss, news).await;
         }
     }
 }

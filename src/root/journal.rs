@@ -11,6 +11,7 @@
 //! number of this session mean that another machine has its identity.
 //!
 //! The words, in every room:
+//!
 //! - *journal*: the object, in the bucket or in a spool; *entry*: its payload;
 //! - *settled*: the entry has its number and its final bytes ([`JournalWriter`]);
 //! - *kept*: the journal is in the spool; *sent*: a request for the bucket began;
@@ -172,9 +173,8 @@ impl JournalWriter {
     /// Returns whether an entry waits for room in the spool.
     pub fn waits_for_room(&self) -> bool {
         let next = self.first_waiting().or_else(|| self.first_arrived());
-        let lacks_room = |spool: &Arc<Spool>, bytes: Bytes| spool.lacks_room(bytes.len() as u64);
-        let spool = self.spool.as_ref();
-        spool.is_some_and(|spool| next.is_some_and(|(_, bytes)| lacks_room(spool, bytes)))
+        let waits = self.spool.as_ref().zip(next);
+        waits.is_some_and(|(spool, (_, bytes))| spool.lacks_room(bytes.len() as u64))
     }
 
     /// Returns whether there is a spool that can keep entries.

@@ -25,7 +25,7 @@ impl Output {
     /// into pages takes as much processor time as fetching it.
     ///
     /// It is locked, so that another restore into the same directory does not remove it as left
-    /// behind.
+    /// behind. Where the filesystem has no locks, the other restore removes nothing.
     ///
     /// # Errors
     /// The errno of making or locking the file.
@@ -33,7 +33,10 @@ impl Output {
         const FLAGS: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
         let new = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | FLAGS;
         let cached = rustix::fs::openat(parent, name, new, Mode::RUSR | Mode::WUSR)?;
-        rustix::fs::flock(&cached, FlockOperation::NonBlockingLockExclusive)?;
+        match rustix::fs::flock(&cached, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
+            Err(error) => return Err(error),
+        }
         let past_cache = OFlags::WRONLY | OFlags::DIRECT | FLAGS;
         let direct = large
             .then(|| rustix::fs::openat(parent, name, past_cache, Mode::empty()).ok())

@@ -126,7 +126,8 @@ pub fn rename(directory: BorrowedFd<'_>, draft: &OsStr, name: &OsStr) -> rustix:
     moved
 }
 
-/// Renames `draft` to `name`, which nothing must have.
+/// Renames `draft` to `name`, which nothing must have. Where the filesystem cannot refuse to replace
+/// what has the name, what gets the name at the same time is replaced.
 ///
 /// # Errors
 /// EEXIST if anything has the name; the errno of the rename.
@@ -138,12 +139,20 @@ pub fn rename_new(
     let flags = RenameFlags::NOREPLACE;
     match rustix::fs::renameat_with(directory, draft, directory, name, flags) {
         // This filesystem does not have the flag.
-        Err(Errno::INVAL | Errno::NOSYS) => {
-            rustix::fs::linkat(directory, draft, directory, name, AtFlags::empty())?;
-            discard(directory, draft);
-            Ok(())
-        }
+        Err(Errno::INVAL | Errno::NOSYS) => rename_if_absent(directory, draft, name),
         renamed => renamed,
+    }
+}
+
+fn rename_if_absent(
+    directory: BorrowedFd<'_>,
+    draft: &OsStr,
+    name: &OsStr,
+) -> rustix::io::Result<()> {
+    match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => rustix::fs::renameat(directory, draft, directory, name),
+        Err(error) => Err(error),
+        Ok(_) => Err(Errno::EXIST),
     }
 }
 
@@ -234,6 +243,25 @@ mod tests {
 
     fn opened(path: &Path) -> OwnedFd {
         rustix::fs::open(path, DIRECTORY, Mode::empty()).unwrap()
+    }
+
+    #[test]
+    fn a_name_that_anything_has_is_not_taken() {
+        let home = tempfile::TempDir::new().unwrap();
+        let directory = opened(home.path());
+        std::os::unix::fs::symlink("nowhere", home.path().join("link")).unwrap();
+        type Rename = fn(BorrowedFd<'_>, &OsStr, &OsStr) -> rustix::io::Result<()>;
+        for (rename, new) in [
+            (rename_new as Rename, "a"),
+            (rename_if_absent as Rename, "b"),
+        ] {
+            std::fs::write(home.path().join("draft"), "x").unwrap();
+            let rename = |name: &str| rename(directory.as_fd(), "draft".as_ref(), name.as_ref());
+            assert_eq!(rename("link"), Err(Errno::EXIST));
+            rename(new).unwrap();
+            assert_eq!(std::fs::read(home.path().join(new)).unwrap(), b"x");
+            assert!(!home.path().join("draft").exists());
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `bkfs restore URL NAME[:/path] TARGET`
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,6 +27,7 @@ use crate::restore::source::{Source, Survey};
 use crate::restore::{rehearse, resolve, restore};
 use crate::root::snapshots::SnapshotEntry;
 use crate::tree::item::Attributes;
+use crate::volume::error::VolumeError;
 use crate::volume::mode;
 use crate::volume::state::Scope;
 
@@ -144,16 +146,25 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
                 name_text(path)
             )));
         }
-        let source = Source {
-            selection,
-            ..Source::whole(view, inode, path)
-        };
+        let source = Source::whole(view, inode, path).selected(selection);
         let progress = Arc::new(RestoreProgress::default());
         let options = command.options();
         if command.dry_run {
             let survey = rehearse(&source, &command.target, options, &progress).await;
             let survey = survey.map_err(failure)?;
-            return say(&command, &entry.name, &survey, &progress, output);
+            let problems = unread(&survey);
+            say(
+                &command,
+                &entry.name,
+                (&survey, &problems),
+                &progress,
+                output,
+            )?;
+            if !command.ignore_room {
+                let total = Some(survey.bytes);
+                require_room(&command, &source, &entry, Some(&survey), total).await?;
+            }
+            return conclude(&problems, &command.target);
         }
         let survey = match source.selection.is_everything() {
             true => None,
@@ -239,7 +250,7 @@ fn nothing(command: &Restore) -> Failure {
 fn say(
     command: &Restore,
     snapshot: &str,
-    survey: &Survey,
+    (survey, problems): (&Survey, &[Problem]),
     progress: &RestoreProgress,
     output: &Output,
 ) -> Result<(), Failure> {
@@ -257,6 +268,7 @@ fn say(
         "bytes": restored,
         "kept": kept,
         "kept_bytes": kept_bytes,
+        "problems": listed(problems),
     });
     let target = command.target.as_os_str().as_encoded_bytes();
     let answer = with_name(answer, "target", target);
@@ -268,6 +280,25 @@ fn say(
             kept_text(kept, kept_bytes)
         )
     })
+}
+
+/// Returns what damage keeps from being restored, by its path in the snapshot.
+fn unread(survey: &Survey) -> Vec<Problem> {
+    let problem = |(path, error): &(Vec<u8>, VolumeError)| Problem {
+        path: PathBuf::from(OsStr::from_bytes(if path.is_empty() { b"/" } else { path })),
+        reason: error.to_string(),
+        damaged: true,
+    };
+    survey.unread.iter().map(problem).collect()
+}
+
+/// Returns the list of problems in the answer to `--json`.
+fn listed(problems: &[Problem]) -> Vec<serde_json::Value> {
+    let entry = |problem: &Problem| {
+        let path = problem.path.as_os_str().as_encoded_bytes();
+        with_name(json!({ "reason": problem.reason }), "path", path)
+    };
+    problems.iter().map(entry).collect()
 }
 
 /// Returns how much stays that was there already, to append to a sentence.
@@ -308,13 +339,7 @@ fn show(
         "set_ids_left_out": set_ids,
         "special_left_out": special,
         "seconds": seconds,
-        "problems": problems
-            .iter()
-            .map(|problem| {
-                let path = problem.path.as_os_str().as_encoded_bytes();
-                with_name(json!({ "reason": problem.reason }), "path", path)
-            })
-            .collect::<Vec<_>>(),
+        "problems": listed(problems),
     });
     let target = command.target.as_os_str().as_encoded_bytes();
     let answer = with_name(answer, "target", target);

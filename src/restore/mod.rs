@@ -101,7 +101,7 @@ pub async fn rehearse(
     if !is_directory {
         judge(target, &top);
     }
-    let base = source.base().len() + 1;
+    let base = source.path().len() + 1;
     let survey = source.survey(|path, attributes| {
         let below = OsStr::from_bytes(path.get(base..).unwrap_or_default());
         judge(&target.join(below), attributes);

@@ -24,14 +24,14 @@ pub struct Source {
     pub view: View,
     /// The directory or file.
     pub inode: u64,
-    /// Its path in the snapshot, from `/` on.
-    pub path: Vec<u8>,
+    /// Its path in the snapshot: `/a/b`; empty for the root.
+    path: Vec<u8>,
     /// The names below it.
     pub selection: Selection,
 }
 
 /// What a restore would make.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Survey {
     /// Number of inodes.
     pub inodes: u64,
@@ -39,14 +39,46 @@ pub struct Survey {
     pub bytes: u64,
     /// Bytes that the files allocate. Holes need none.
     pub allocated_bytes: u64,
-    /// Directories that no pattern names and in which something is restored.
+    /// Directories that no pattern names and in which something is restored, or may be: damage
+    /// keeps them from being read.
     pub leading: HashSet<u64>,
+    /// Paths from `/` on that damage keeps from being looked into, with the reason.
+    pub unread: Vec<(Vec<u8>, VolumeError)>,
 }
 
 impl Survey {
-    /// Returns true if nothing would be made but the top.
+    /// Returns true if there is nothing to make but the top.
     pub fn is_empty(&self) -> bool {
-        self.inodes <= 1
+        self.inodes <= 1 && self.unread.is_empty()
+    }
+
+    /// Counts directories that lead to what is restored.
+    fn lead(&mut self, directories: &[u64]) {
+        for directory in directories {
+            self.inodes += u64::from(self.leading.insert(*directory));
+        }
+    }
+
+    /// Returns what was read, or notes the damage that keeps it from being read. The directories
+    /// above lead there, so that the restore meets the damage too.
+    ///
+    /// # Errors
+    /// Any error that is no damage.
+    fn read<T>(
+        &mut self,
+        found: Result<T, VolumeError>,
+        path: &[u8],
+        above: &[u64],
+    ) -> Result<Option<T>, VolumeError> {
+        match found {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.is_damage() => {
+                self.lead(above);
+                self.unread.push((path.to_owned(), error));
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn add(&mut self, attributes: &Attributes) {
@@ -73,22 +105,31 @@ struct Unseen {
 }
 
 impl Source {
-    /// Returns the source that restores all of `inode`, whose path is `path`.
+    /// Returns the source that restores all of `inode`, whose path is `path`. Empty components are
+    /// skipped.
     pub fn whole(view: View, inode: u64, path: &[u8]) -> Self {
+        let names = path.split(|byte| *byte == b'/');
+        let names = names.filter(|name| !name.is_empty());
         Source {
             view,
             inode,
-            path: path.to_owned(),
+            path: names.flat_map(|name| [b"/", name].concat()).collect(),
             selection: Selection::default(),
         }
     }
 
+    /// Returns the source of which only this selection is restored.
+    pub fn selected(self, selection: Selection) -> Self {
+        Source { selection, ..self }
+    }
+
     /// Counts what is restored, and calls `each` with the path from `/` on and the attributes of
-    /// every inode but the top. An inode with several names counts once. What is faulty is not
-    /// restored, and not counted.
+    /// every inode but the top. An inode with several names counts once. What is faulty or damaged
+    /// is not restored, and not counted.
     ///
     /// # Errors
-    /// [`VolumeError::ContentStore`] or [`VolumeError::Tree`] if the snapshot cannot be read.
+    /// [`VolumeError::ContentStore`] or [`VolumeError::Tree`] if the snapshot cannot be read, and
+    /// that is no damage below the top.
     pub async fn survey(
         &self,
         mut each: impl FnMut(&[u8], &Attributes),
@@ -104,12 +145,16 @@ impl Source {
         let mut entered = Entered::from(self.inode);
         let mut open = vec![Unseen {
             inode: self.inode,
-            path: self.base().to_owned(),
+            path: self.path.clone(),
             is_included: false,
             above: Vec::new(),
         }];
         while let Some(directory) = open.pop() {
-            for named in names(view, directory.inode).await?.names {
+            let listing = names(view, directory.inode).await;
+            let Some(listing) = survey.read(listing, &directory.path, &directory.above)? else {
+                continue;
+            };
+            for named in listing.names {
                 let path = join(&directory.path, &named.name);
                 let choice = self.selection.judge(&path, directory.is_included);
                 if choice == Choice::Excluded {
@@ -119,11 +164,23 @@ impl Source {
                 if !is_included && !named.is_directory() {
                     continue;
                 }
-                let Ok(attributes) = walk::attributes(view, named.inode).await? else {
+                // The directories above an included one are counted already.
+                let mut above = Vec::new();
+                if !is_included {
+                    above.clone_from(&directory.above);
+                    above.push(named.inode);
+                }
+                let leading = if is_included {
+                    &directory.above
+                } else {
+                    &above
+                };
+                let attributes = walk::attributes(view, named.inode).await;
+                let Some(Ok(attributes)) = survey.read(attributes, &path, leading)? else {
                     continue;
                 };
                 let is_directory = mode::is_directory(attributes.mode);
-                let depth = path.len() - self.base().len();
+                let depth = path.len() - self.path.len();
                 if is_directory && entered.enter(named.inode, depth).is_err() {
                     continue;
                 }
@@ -133,17 +190,9 @@ impl Source {
                     each(&path, &attributes);
                 }
                 if is_included {
-                    let is_new = |inode: &&u64| !survey.leading.contains(inode);
-                    let new: Vec<u64> = directory.above.iter().filter(is_new).copied().collect();
-                    survey.inodes += new.len() as u64;
-                    survey.leading.extend(new);
+                    survey.lead(&directory.above);
                 }
                 if is_directory {
-                    let mut above = Vec::new();
-                    if !is_included {
-                        above.clone_from(&directory.above);
-                        above.push(named.inode);
-                    }
                     open.push(Unseen {
                         inode: named.inode,
                         path,
@@ -156,9 +205,8 @@ impl Source {
         Ok(survey)
     }
 
-    /// Returns the path without slashes at its end: that of the root is empty.
-    pub(super) fn base(&self) -> &[u8] {
-        let end = self.path.iter().rposition(|byte| *byte != b'/');
-        &self.path[..end.map_or(0, |end| end + 1)]
+    /// Returns the path in the snapshot: `/a/b`; empty for the root.
+    pub(super) fn path(&self) -> &[u8] {
+        &self.path
     }
 }

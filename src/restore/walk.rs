@@ -296,7 +296,7 @@ impl Walk<'_> {
         if source.selection.is_everything() {
             return Some(true);
         }
-        let mut path = source.base().to_owned();
+        let mut path = source.path().to_owned();
         if !below.as_os_str().is_empty() {
             path = walk::join(&path, below.as_os_str().as_bytes());
         }

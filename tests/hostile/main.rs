@@ -10,6 +10,7 @@ mod commands;
 mod forge;
 mod forged;
 mod forgeries;
+mod missing;
 #[path = "../reference/password.rs"]
 mod password;
 mod server;

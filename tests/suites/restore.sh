@@ -77,7 +77,7 @@ patterns_choose_what_is_restored() {
   [ "$(names "$some")" = "link near near/7 near/7/file" ] || wrong "$(names "$some")"
   [ "$(stat -c %Y "$some/near/7")" = "$(stat -c %Y "$TARGET/near/7")" ] || wrong "other times"
   rm -r "$some"
-  exits 0 bkfs restore "$URL" whole:/near "$some" --include '/near/5?' --exclude '*5'
+  exits 0 bkfs restore "$URL" whole://near// "$some" --include '/near/5?' --exclude '*5'
   [ "$(names "$some" | wc -w)" = 18 ] || wrong "$(names "$some")"
   rm -r "$some"
   # The first name of each file is left out, so the other one is made of its contents.

@@ -397,6 +397,8 @@ restore_checks_the_room_first() {
   exits 1 bkfs restore "$here" room "$disk/target"
   says "$disk: too little room" 'are missing' '26.* needed, .* free' 'nothing was restored'
   [ ! -e "$disk/target" ] || wrong "the target was made"
+  exits 1 bkfs restore "$here" room "$disk/target" --dry-run
+  says 'would restore' 'too little room'
   exits 1 bkfs restore "$here" room:/large "$disk/file"
   says 'too little room'
   # Holes need no room, and what is replaced gives some.

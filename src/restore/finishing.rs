@@ -8,7 +8,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
 
 use crate::restore::place::proc_path;
@@ -26,7 +26,7 @@ pub struct Rights {
 }
 
 impl Rights {
-    fn sets_owner(self) -> bool {
+    pub(super) fn sets_owner(self) -> bool {
         self.is_root && !self.no_owner
     }
 }
@@ -148,50 +148,62 @@ pub fn finish_at(
     xattrs: &[(Vec<u8>, bytes::Bytes)],
     rights: Rights,
 ) -> Unset {
-    let mut unset = Unset::default();
-    match hold(directory, name, attributes) {
-        Ok(held) => finish_held(&held, attributes, xattrs, rights, &mut unset),
-        Err(error) => unset.note("owner, permissions and times", Err(error)),
+    match HeldInode::of_kind(directory, name, attributes) {
+        Ok(held) => finish_held(&held, attributes, xattrs, rights),
+        Err(error) => {
+            let mut unset = Unset::default();
+            unset.note("owner, permissions and times", Err(error));
+            unset
+        }
     }
-    unset
 }
 
-/// An inode that cannot be opened, held by an `O_PATH` descriptor.
-struct HeldInode {
+/// An inode of the target, held by an `O_PATH` descriptor: what has its name may change.
+pub(super) struct HeldInode {
     fd: OwnedFd,
     /// A path that leads to the inode itself, even if it is a link.
     path: String,
 }
 
-/// Holds the inode of this name, if it is of the kind that was made there; otherwise fails with
-/// ESTALE.
-fn hold(
-    directory: BorrowedFd<'_>,
-    name: &OsStr,
-    attributes: &Attributes,
-) -> rustix::io::Result<HeldInode> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = rustix::fs::openat(directory, name, flags, Mode::empty())?;
-    let found = rustix::fs::fstat(&fd)?;
-    let kind = FileType::from_raw_mode(attributes.mode);
-    let is_device = matches!(kind, FileType::CharacterDevice | FileType::BlockDevice);
-    let is_other = is_device && found.st_rdev != u64::from(attributes.device);
-    if FileType::from_raw_mode(found.st_mode) != kind || is_other {
-        return Err(Errno::STALE);
+impl HeldInode {
+    /// Holds the inode of this name, and returns what it is.
+    ///
+    /// # Errors
+    /// ENOENT if nothing has the name; the errno of opening it.
+    pub(super) fn at(directory: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<(Self, Stat)> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(directory, name, flags, Mode::empty())?;
+        let found = rustix::fs::fstat(&fd)?;
+        let path = proc_path(fd.as_fd());
+        Ok((HeldInode { fd, path }, found))
     }
-    Ok(HeldInode {
-        path: proc_path(fd.as_fd()),
-        fd,
-    })
+
+    /// Holds the inode of this name, if it is of the kind that was made there; otherwise fails with
+    /// ESTALE.
+    fn of_kind(
+        directory: BorrowedFd<'_>,
+        name: &OsStr,
+        attributes: &Attributes,
+    ) -> rustix::io::Result<Self> {
+        let (held, found) = HeldInode::at(directory, name)?;
+        let kind = FileType::from_raw_mode(attributes.mode);
+        let is_device = matches!(kind, FileType::CharacterDevice | FileType::BlockDevice);
+        let is_other = is_device && found.st_rdev != u64::from(attributes.device);
+        match FileType::from_raw_mode(found.st_mode) != kind || is_other {
+            true => Err(Errno::STALE),
+            false => Ok(held),
+        }
+    }
 }
 
-fn finish_held(
+/// Does the same for an inode that is held.
+pub(super) fn finish_held(
     held: &HeldInode,
     attributes: &Attributes,
     xattrs: &[(Vec<u8>, bytes::Bytes)],
     rights: Rights,
-    unset: &mut Unset,
-) {
+) -> Unset {
+    let mut unset = Unset::default();
     let is_root = rights.is_root;
     let path = held.path.as_str();
     if rights.sets_owner() {
@@ -217,6 +229,7 @@ fn finish_held(
     let times = times(attributes);
     let set = rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::empty());
     unset.note("times", set);
+    unset
 }
 
 /// Returns true if an inode has the owner and the group that the snapshot has.

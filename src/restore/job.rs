@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::restore::drafts::Drafts;
-use crate::restore::finishing::{Rights, Unset};
+use crate::restore::finishing::{HeldInode, Rights, Unset};
 use crate::restore::overwrite::{Found, Overwrite};
 use crate::restore::place;
 use crate::restore::source::Source;
@@ -34,6 +34,17 @@ pub struct Options {
     pub no_special: bool,
     /// Leave owners and groups as the kernel gives them to new files.
     pub no_owner: bool,
+}
+
+impl Options {
+    /// Returns what the restore may set on inodes.
+    pub(super) fn rights(&self) -> Rights {
+        Rights {
+            is_root: rustix::process::geteuid().is_root(),
+            no_special: self.no_special,
+            no_owner: self.no_owner,
+        }
+    }
 }
 
 /// Counters of a restore, for a progress display.
@@ -90,8 +101,6 @@ pub(super) struct Job {
     pub(super) progress: Arc<RestoreProgress>,
     pub(super) permits: Arc<Semaphore>,
     pub(super) problems: Mutex<Vec<Problem>>,
-    /// True if the process is root: only root may change owners and make devices.
-    pub(super) is_root: bool,
     /// Inodes whose first name does not lead to them, because it could not be made.
     pub(super) unmade: Mutex<HashSet<u64>>,
     /// Generator of temporary names.
@@ -110,20 +119,23 @@ impl Job {
         }
     }
 
-    /// Returns true if the inode that has `name` in the target stays, and counts it then.
-    pub(super) fn stays(
+    /// Returns the inode that has `name` in the target if it stays, and counts it then.
+    pub(super) fn kept(
         &self,
         directory: BorrowedFd<'_>,
         name: &OsStr,
         attributes: &Attributes,
-    ) -> bool {
+    ) -> Option<HeldInode> {
         let overwrite = self.options.overwrite;
-        let stays = overwrite.may_keep()
-            && Found::at(directory, name).is_some_and(|found| overwrite.keeps(&found, attributes));
-        if stays {
-            self.progress.keep(attributes);
+        if !overwrite.may_keep() {
+            return None;
         }
-        stays
+        let (held, stat) = HeldInode::at(directory, name).ok()?;
+        let keeps = overwrite.keeps(&Found::from(&stat), attributes, self.rights());
+        keeps.then(|| {
+            self.progress.keep(attributes);
+            held
+        })
     }
 
     /// Gives an inode its own name instead of `draft`. Replaces what has the name, if the options
@@ -157,11 +169,7 @@ impl Job {
 
     /// Returns what the restore may set on the inodes that it makes.
     pub(super) fn rights(&self) -> Rights {
-        Rights {
-            is_root: self.is_root,
-            no_special: self.options.no_special,
-            no_owner: self.options.no_owner,
-        }
+        self.options.rights()
     }
 
     /// Reports what could not be set; returns true if there was anything.

@@ -92,9 +92,11 @@ pub async fn rehearse(
     let top = source.view.attributes(Scope::Live, source.inode).await?;
     let is_directory = mode::is_directory(top.mode);
     place::require_vacant(target, is_directory, options.overwrite)?;
+    let rights = options.rights();
     let judge = |path: &Path, attributes: &Attributes| {
         let Some(found) = Found::of(path) else { return };
-        if !mode::is_directory(attributes.mode) && options.overwrite.keeps(&found, attributes) {
+        let is_directory = mode::is_directory(attributes.mode);
+        if !is_directory && options.overwrite.keeps(&found, attributes, rights) {
             progress.keep(attributes);
         }
     };
@@ -134,7 +136,6 @@ pub async fn restore(
         progress,
         permits: Arc::new(Semaphore::new(PARTS_AT_ONCE)),
         problems: Mutex::new(Vec::new()),
-        is_root: rustix::process::geteuid().is_root(),
         unmade: Mutex::default(),
         drafts: Drafts::new(&SystemEntropy),
         buffers: DirectBuffers::default(),

@@ -2,12 +2,11 @@
 //!
 //! Owns the decision whether an existing inode stays. Does not own how one is replaced (`place`).
 
-use std::ffi::OsStr;
-use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Stat};
+use rustix::fs::Stat;
 
+use crate::restore::finishing::Rights;
 use crate::tree::item::{Attributes, Timestamp};
 use crate::volume::mode;
 
@@ -19,8 +18,8 @@ pub enum Overwrite {
     Refused,
     /// None: they stay as they are, and only what is absent is made.
     Never,
-    /// Those of another size or time of last change. The contents of the others are taken as right,
-    /// and are not read. They get the attributes of the snapshot.
+    /// Those of another size, time of last change or owner. The contents of the others are taken as
+    /// right, and are not read. They get the attributes of the snapshot.
     IfChanged,
     /// All.
     Always,
@@ -44,10 +43,10 @@ impl Overwrite {
 
     /// Returns true if `found` stays, and is not replaced by an inode with these attributes. For
     /// inodes that are no directories.
-    pub fn keeps(self, found: &Found, attributes: &Attributes) -> bool {
+    pub(super) fn keeps(self, found: &Found, attributes: &Attributes, rights: Rights) -> bool {
         match self {
             Overwrite::Never => true,
-            Overwrite::IfChanged => found.is_like(attributes),
+            Overwrite::IfChanged => found.is_like(attributes, rights),
             Overwrite::Refused | Overwrite::Always => false,
         }
     }
@@ -59,28 +58,37 @@ pub struct Found {
     mode: u32,
     size_bytes: u64,
     modified: Timestamp,
+    owner: (u32, u32),
+    /// True if it belongs to the user that restores.
+    is_own: bool,
+    /// Number of its names.
+    links: u32,
 }
 
 impl Found {
-    /// Returns what has this name in an open directory; none if there is nothing, or it cannot be
-    /// asked for.
-    pub(super) fn at(directory: BorrowedFd<'_>, name: &OsStr) -> Option<Found> {
-        let found = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
-        found.ok().map(|stat| Found::from(&stat))
-    }
-
     /// Returns what has this path; none if there is nothing, or it cannot be asked for.
-    pub fn of(path: &Path) -> Option<Found> {
+    pub(super) fn of(path: &Path) -> Option<Found> {
         rustix::fs::lstat(path).ok().map(|stat| Found::from(&stat))
     }
 
     /// Returns true if it is a file with the size and the time of last change that a file of the
-    /// snapshot has. A restore sets that time only once the file is whole.
-    fn is_like(&self, attributes: &Attributes) -> bool {
+    /// snapshot has, and as the restore would make it. A restore sets that time only once the file
+    /// is whole.
+    ///
+    /// Where the directory belongs to another user, the name may be one that this user has given
+    /// to a foreign file. Such a file has another owner, or one name more than the restore would
+    /// give it.
+    fn is_like(&self, attributes: &Attributes, rights: Rights) -> bool {
+        let is_owned = match rights.sets_owner() {
+            true => self.owner == (attributes.uid, attributes.gid),
+            false => self.is_own,
+        };
         mode::is_regular(self.mode)
             && mode::is_regular(attributes.mode)
             && self.size_bytes == attributes.size_bytes
             && self.modified == attributes.modified
+            && is_owned
+            && self.links <= attributes.links
     }
 }
 
@@ -93,6 +101,9 @@ impl From<&Stat> for Found {
                 seconds: stat.st_mtime,
                 nanoseconds: stat.st_mtime_nsec as u32,
             },
+            owner: (stat.st_uid, stat.st_gid),
+            is_own: stat.st_uid == rustix::process::geteuid().as_raw(),
+            links: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
         }
     }
 }
@@ -111,6 +122,7 @@ mod tests {
                 seconds,
                 nanoseconds: 5,
             },
+            links: 1,
             ..Attributes::default()
         }
     }
@@ -121,13 +133,16 @@ mod tests {
             mode,
             size_bytes,
             modified: attributes.modified,
+            owner: (0, 0),
+            is_own: true,
+            links: 1,
         }
     }
 
     #[test]
     fn only_a_file_of_the_same_size_and_time_is_unchanged() {
         let wanted = attributes(FILE, 10, 100);
-        let keeps = |found: Found| Overwrite::IfChanged.keeps(&found, &wanted);
+        let keeps = |found| Overwrite::IfChanged.keeps(&found, &wanted, Rights::default());
         assert!(keeps(found(FILE, 10, 100)));
         assert!(keeps(found(libc::S_IFREG | 0o600, 10, 100)));
         assert!(!keeps(found(FILE, 11, 100)));
@@ -139,15 +154,53 @@ mod tests {
         let link = attributes(libc::S_IFLNK | 0o777, 10, 100);
         let other = found(libc::S_IFLNK | 0o777, 10, 100);
         assert!(
-            !Overwrite::IfChanged.keeps(&other, &link),
+            !Overwrite::IfChanged.keeps(&other, &link, Rights::default()),
             "links are made anew"
         );
+    }
+
+    /// A hostile user has linked a foreign file to the name.
+    #[test]
+    fn only_a_file_that_the_restore_may_have_made_is_unchanged() {
+        let mut wanted = attributes(FILE, 10, 100);
+        let rights = |is_root, no_owner| Rights {
+            is_root,
+            no_owner,
+            ..Rights::default()
+        };
+        let keeps = |found: &Found, wanted: &Attributes, rights| {
+            Overwrite::IfChanged.keeps(found, wanted, rights)
+        };
+        let linked = Found {
+            links: 2,
+            ..found(FILE, 10, 100)
+        };
+        assert!(!keeps(&linked, &wanted, rights(true, false)));
+        wanted.links = 2;
+        assert!(keeps(&linked, &wanted, rights(true, false)));
+        let foreign = Found {
+            owner: (5, 6),
+            is_own: false,
+            ..found(FILE, 10, 100)
+        };
+        for rights in [
+            rights(true, false),
+            rights(true, true),
+            rights(false, false),
+        ] {
+            assert!(!keeps(&foreign, &wanted, rights), "{rights:?}");
+        }
+        (wanted.uid, wanted.gid) = (5, 6);
+        assert!(keeps(&foreign, &wanted, rights(true, false)));
+        assert!(!keeps(&foreign, &wanted, rights(true, true)));
+        assert!(!keeps(&foreign, &wanted, rights(false, false)));
     }
 
     #[test]
     fn what_exists_stays_always_or_never() {
         let wanted = attributes(FILE, 10, 100);
-        assert!(Overwrite::Never.keeps(&found(FILE, 1, 1), &wanted));
-        assert!(!Overwrite::Always.keeps(&found(FILE, 10, 100), &wanted));
+        let rights = Rights::default();
+        assert!(Overwrite::Never.keeps(&found(FILE, 1, 1), &wanted, rights));
+        assert!(!Overwrite::Always.keeps(&found(FILE, 10, 100), &wanted, rights));
     }
 }

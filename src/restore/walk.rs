@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use crate::fault::{self, Entered};
 use crate::restore::error::RestoreError;
 use crate::restore::file::{Contents, Target};
+use crate::restore::finishing::HeldInode;
 use crate::restore::job::Job;
 use crate::restore::output::Output;
 use crate::restore::selection::Choice;
@@ -153,19 +154,25 @@ pub async fn single(
     parts: &mut JoinSet<()>,
 ) {
     let (inode, attributes) = source;
-    if !job.stays(place.directory.as_fd(), place.name, attributes) {
-        make(job, source, place, parts).await;
-    } else if job.options.overwrite.replaces() {
-        finish_kept(job, (inode, attributes), place).await;
+    match job.kept(place.directory.as_fd(), place.name, attributes) {
+        None => make(job, source, place, parts).await,
+        Some(held) if job.options.overwrite.replaces() => {
+            finish_kept(job, (inode, attributes), &held, place.path).await;
+        }
+        Some(_) => {}
     }
 }
 
 /// Sets the attributes of an existing inode that stays.
-async fn finish_kept(job: &Job, (inode, attributes): (u64, &Attributes), place: Destination<'_>) {
-    if let Some(xattrs) = xattrs(job, inode, place.path).await {
-        let directory = place.directory.as_fd();
-        let unset = finishing::finish_at(directory, place.name, attributes, &xattrs, job.rights());
-        job.unset(place.path, &unset);
+async fn finish_kept(
+    job: &Job,
+    (inode, attributes): (u64, &Attributes),
+    held: &HeldInode,
+    path: &Path,
+) {
+    if let Some(xattrs) = xattrs(job, inode, path).await {
+        let unset = finishing::finish_held(held, attributes, &xattrs, job.rights());
+        job.unset(path, &unset);
     }
 }
 
@@ -313,7 +320,7 @@ impl Walk<'_> {
     async fn keep(
         &mut self,
         (inode, attributes): (u64, &Attributes),
-        filling: &Filling,
+        held: &HeldInode,
         (below, name): (&Arc<Path>, &OsStr),
         path: &Path,
     ) {
@@ -323,12 +330,7 @@ impl Walk<'_> {
         {
             return;
         }
-        let place = Destination {
-            directory: &filling.fd,
-            name,
-            path,
-        };
-        finish_kept(job, (inode, attributes), place).await;
+        finish_kept(job, (inode, attributes), held, path).await;
     }
 
     /// Makes a page of a directory's names; `here` is its path.
@@ -377,9 +379,9 @@ impl Walk<'_> {
                     name,
                     is_included,
                 });
-            } else if job.stays(filling.fd.as_fd(), &name, &attributes) {
+            } else if let Some(held) = job.kept(filling.fd.as_fd(), &name, &attributes) {
                 let names = (&below, name.as_os_str());
-                self.keep((inode, &attributes), filling, names, &path).await;
+                self.keep((inode, &attributes), &held, names, &path).await;
             } else if attributes.links > 1
                 && !self.links.is_first(inode, attributes.links, &below, &name)
             {

@@ -135,6 +135,20 @@ what_exists_can_stay() {
   [ "$(cat "$own/near/4/file")" = 4 ] || wrong "not what the file holds"
 }
 
+# A user whose directory it is gives the name of a file to a foreign one of the same size and time.
+a_foreign_file_under_a_name_gets_nothing() {
+  local foreign=$SUITE_TMP/foreign before
+  echo xy >"$foreign"
+  chmod 600 "$foreign"
+  touch -r "$TARGET/near/10/file" "$foreign"
+  ln -f "$foreign" "$TARGET/near/10/file"
+  chown 77:77 "$foreign"
+  before=$(stat -c '%u %g %a' "$foreign")
+  exits 0 bkfs restore "$URL" whole "$TARGET" --overwrite=if-changed
+  [ "$(stat -c '%u %g %a' "$foreign")" = "$before" ] || wrong "it was changed"
+  [ "$(cat "$TARGET/near/10/file")" = 10 ] || wrong "not what the file holds"
+}
+
 owners_can_be_left_out() {
   [ "$(stat -c %u:%g "$TARGET/near/2/file")" = 1234:1234 ] || wrong "the owner is not restored"
   exits 0 bkfs restore "$URL" whole:/near/2 "$SUITE_TMP/owned" --no-owner
@@ -192,6 +206,8 @@ case_of "patterns choose what is restored" patterns_choose_what_is_restored
 case_of "a rehearsal says what would be restored, and changes nothing" a_rehearsal_changes_nothing
 case_of "an interrupted restore goes on where it was" an_interrupted_restore_goes_on
 case_of "what exists can stay" what_exists_can_stay
+case_of "a foreign file under a name of the snapshot gets nothing" \
+  a_foreign_file_under_a_name_gets_nothing
 case_of "owners can be left out" owners_can_be_left_out
 case_of "of many problems ten are shown" many_problems_are_counted
 case_of "restoring from a damaged repository keeps the good copies" \

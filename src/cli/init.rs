@@ -9,7 +9,7 @@ use crate::cli::access::{Access, explain};
 use crate::cli::options::{Global, some_lock_days};
 use crate::cli::output::{Failure, Output};
 use crate::cli::runtime::block_on;
-use crate::cli::target::refuse_mount;
+use crate::cli::target::target_of_new;
 use crate::places;
 use crate::repository::{self, Creation};
 
@@ -51,8 +51,8 @@ pub struct Init {
 /// terminal.
 pub fn run(command: Init, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
-        refuse_mount(&command.url)?;
-        let access = Access::of_command(&command.url, global)?;
+        let url = target_of_new(&command.url)?;
+        let access = Access::of_command(&url, global)?;
         let mode = command.lock_mode;
         let lock = command.lock_days.map(|days| LockRule { days, mode });
         create(&access, command.no_encryption, lock, output).await

@@ -61,8 +61,8 @@ const EXIT_CODES: Section = Section {
 const REPOSITORIES: Section = Section {
     title: "Repositories",
     intro: "Where a command takes a URL it takes s3://bucket/prefix, gs://bucket/prefix, \
-            az://container/prefix, file:///dir, a path with a slash, a mount point, or a name from \
-            the configuration. A bare word that the configuration does not name is a bucket of S3. \
+            az://container/prefix, file:///dir, a path with a slash, a mount point, a name from the \
+            configuration, or - for what BKFS_REPOSITORY holds. A bare word that the configuration does not name is a bucket of S3. \
             A named repository looks like this; all but url may be absent:",
     entries: &[],
     example: "[repository.offsite]\n\
@@ -91,6 +91,10 @@ const ENVIRONMENT: Section = Section {
         (
             "BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD",
             "The password of the source of bkfs copy and bkfs check --from.",
+        ),
+        (
+            "BKFS_REPOSITORY",
+            "What - stands for where a command takes a URL. It changes the meaning of nothing else.",
         ),
         ("BKFS_KEY", "As --key."),
         (

@@ -1,16 +1,22 @@
-//! Mounts in place of URLs: the repository that a mount shows, its store and its volume.
+//! What stands in place of a URL: `-` for `BKFS_REPOSITORY`, and a mount for the repository that it
+//! shows, with its store and its volume.
 //!
-//! Owns when a path means a mount. Does not own how a repository is opened (`access`).
+//! Owns when a path means a mount. Does not own how a repository is opened (`access`), nor the names
+//! of the configuration (`config`).
 
+use std::ffi::OsString;
 use std::path::Path;
 
 use bkfs_fuse::MountInfo;
 
 use crate::cli::control::MountClient;
 use crate::cli::options::Global;
-use crate::cli::output::Failure;
+use crate::cli::output::{Failure, name_text};
 use crate::config::Config;
 use crate::places;
+
+/// Names the repository that `-` stands for.
+const VARIABLE: &str = "BKFS_REPOSITORY";
 
 /// Returns the repository of a mount, with the endpoint, the region and the volume that the mount
 /// was given, or the URL itself. Arguments of the user win.
@@ -18,9 +24,14 @@ use crate::places;
 /// # Errors
 /// Exit code 1 if the mount table cannot be read, 2 if the configuration is malformed.
 pub fn target(text: &str, global: &Global) -> Result<(String, Global), Failure> {
-    match mount_of(text)? {
-        None => Ok((text.to_owned(), global.clone())),
-        Some(mount) => Ok(of_mount(&mount, Told::by(text).unwrap_or_default(), global)),
+    let text = meant(text, variable())?;
+    match mount_of(&text)? {
+        None => Ok((text, global.clone())),
+        Some(mount) => Ok(of_mount(
+            &mount,
+            Told::by(&text).unwrap_or_default(),
+            global,
+        )),
     }
 }
 
@@ -30,12 +41,13 @@ pub fn target(text: &str, global: &Global) -> Result<(String, Global), Failure> 
 /// # Errors
 /// Those of [`target`]; exit code 1 if the mount does not say its volume and none is given.
 pub fn target_to_change(text: &str, global: &Global) -> Result<(String, Global), Failure> {
-    let Some(mount) = mount_of(text)? else {
-        return Ok((text.to_owned(), global.clone()));
+    let text = meant(text, variable())?;
+    let Some(mount) = mount_of(&text)? else {
+        return Ok((text, global.clone()));
     };
     let hint = "Give the volume: --volume NAME. bkfs snapshots lists those of one volume, and names \
                 the others.";
-    let told = match Told::by(text) {
+    let told = match Told::by(&text) {
         Ok(told) if told.volume.is_some() || global.volume_is_given => told,
         Ok(_) => {
             let why = format!("the mount {text} does not say its volume");
@@ -56,9 +68,10 @@ pub fn target_to_change(text: &str, global: &Global) -> Result<(String, Global),
 /// # Errors
 /// Those of [`target_to_change`].
 pub fn target_of_mount(text: &str, global: &Global) -> Result<(String, Global), Failure> {
-    match mount_of(text)?.filter(|mount| is_at(mount, Path::new(text))) {
-        Some(_) => target_to_change(text, global),
-        None => Ok((text.to_owned(), global.clone())),
+    let text = meant(text, variable())?;
+    match mount_of(&text)?.filter(|mount| is_at(mount, Path::new(&text))) {
+        Some(_) => target_to_change(&text, global),
+        None => Ok((text, global.clone())),
     }
 }
 
@@ -72,18 +85,40 @@ fn of_mount(mount: &MountInfo, told: Told, global: &Global) -> (String, Global) 
     (source_of(mount), global)
 }
 
-/// Refuses a mount point where a new repository is to be made.
+/// Returns where a new repository is to be made.
 ///
 /// # Errors
 /// Exit code 1 if bkfs is mounted there; otherwise those of [`target`].
-pub fn refuse_mount(text: &str) -> Result<(), Failure> {
-    match mount_of(text)?.filter(|mount| is_at(mount, Path::new(text))) {
-        None => Ok(()),
+pub fn target_of_new(text: &str) -> Result<String, Failure> {
+    let text = meant(text, variable())?;
+    match mount_of(&text)?.filter(|mount| is_at(mount, Path::new(&text))) {
+        None => Ok(text),
         Some(mount) => {
             let message = format!("{text} is a mount of {}", source_of(&mount));
             Err(Failure::new(message).hint("Give the URL of the new repository."))
         }
     }
+}
+
+/// The repository that the environment names.
+fn variable() -> Option<OsString> {
+    std::env::var_os(VARIABLE).filter(|value| !value.is_empty())
+}
+
+/// Returns the argument, or `variable` if the argument is `-`. Without a `-` the variable changes
+/// nothing.
+fn meant(text: &str, variable: Option<OsString>) -> Result<String, Failure> {
+    if text != "-" {
+        return Ok(text.to_owned());
+    }
+    let Some(value) = variable else {
+        let why = format!("- stands for the repository that {VARIABLE} names, which is not set");
+        return Err(Failure::usage(why));
+    };
+    value.into_string().map_err(|value| {
+        let value = name_text(value.as_encoded_bytes());
+        Failure::usage(format!("{VARIABLE} is not UTF-8: {value}"))
+    })
 }
 
 /// What a mount says of its repository.
@@ -170,6 +205,7 @@ fn holds_repository(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::output::Code;
 
     #[test]
     fn a_repository_in_a_directory_is_known_by_its_objects() {
@@ -179,6 +215,15 @@ mod tests {
         assert!(!holds_repository(directory.path()));
         std::fs::write(directory.path().join("root"), "").unwrap();
         assert!(holds_repository(directory.path()));
+    }
+
+    #[test]
+    fn only_a_dash_means_the_variable() {
+        let variable = || Some("s3://bucket/one".into());
+        assert_eq!(meant("s3://other", variable()).unwrap(), "s3://other");
+        assert_eq!(meant("-", variable()).unwrap(), "s3://bucket/one");
+        assert_eq!(meant("./-", None).unwrap(), "./-");
+        assert_eq!(meant("-", None).unwrap_err().code, Code::Usage);
     }
 
     #[test]

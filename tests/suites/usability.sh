@@ -364,7 +364,7 @@ the_manual_has_codes_logs_and_names() {
   bkfs generate man >"$SUITE_TMP/bkfs.1"
   exits 0 bkfs --help
   for word in 'Outcome unknown' 'Partly done' 'bkfs.log' 'journalctl' '\[repository.offsite\]' \
-    'BKFS_PASSWORD_FILE'; do
+    'BKFS_PASSWORD_FILE' 'BKFS_REPOSITORY'; do
     says "$word"
     sed 's/\\-/-/g' "$SUITE_TMP/bkfs.1" | grep -q -- "$word" || wrong "the manual lacks $word"
   done
@@ -377,6 +377,9 @@ the_manual_has_codes_logs_and_names() {
   mkdir -p "$MACHINE/config/bkfs"
   printf '[repository.offsite]\nurl = "%s"\n' "$URL" >"$MACHINE/config/bkfs/bkfs.toml"
   exits 0 bkfs snapshots offsite
+  BKFS_REPOSITORY=offsite exits 0 bkfs snapshots -
+  exits 2 bkfs snapshots -
+  says 'BKFS_REPOSITORY names, which is not set'
   rm "$MACHINE/config/bkfs/bkfs.toml"
 }
 

@@ -159,6 +159,13 @@ impl Overflow {
         self.kept.lock().insert(pack, Kept { spooled, end });
     }
 
+    /// Frees the memory of a put that was dropped, once the disk has answered.
+    pub(super) fn free_dropped(&self) {
+        let spool = Arc::clone(&self.spool);
+        // Not a background task of the session: it runs to its end even if the session ends first.
+        tokio::spawn(async move { spool.remove_dropped().await });
+    }
+
     /// Releases packs that roots or acknowledged journals name.
     pub(super) fn release(&self, packs: &[PackName]) {
         let mut kept = self.kept.lock();

@@ -142,7 +142,10 @@ impl Session {
             // A put is given up once the store has answered: the spool removes what it has written.
             let put = tokio::select! {
                 biased;
-                sent = &mut straight => return sent.map(|()| None),
+                sent = &mut straight => {
+                    overflow.free_dropped();
+                    return sent.map(|()| None);
+                }
                 put = overflow.spool.put(&key, &loaded.parts) => put,
             };
             match put {

@@ -220,7 +220,7 @@ impl Spool {
 
     /// Removes the files of dropped calls of [`Spool::put`], after waiting for the disk. Dropped, it
     /// leaves the rest to the next call.
-    async fn remove_dropped(&self) {
+    pub(crate) async fn remove_dropped(&self) {
         // A second call waits for a draft that the first one has in hand: otherwise each put that is
         // dropped could leave its bytes in memory.
         let _alone = self.removing.lock().await;

@@ -227,6 +227,28 @@ async fn a_disk_that_fails_or_is_full_costs_speed_only() {
     world.check(&files).await;
 }
 
+/// The disk hangs in puts that are given up, because the store has taken the packs. They hold their
+/// packs in memory until the disk answers, and no longer.
+#[tokio::test(start_paused = true)]
+async fn a_put_that_was_given_up_is_freed_once_the_disk_answers() {
+    let mut world = World::new(66, true);
+    let content_store = world.loaded().await;
+    let disk = SimulatedDisk::new();
+    let ingest = world.spooling(&content_store, &disk, 256 << 20).await;
+    world.slow_uploads(Duration::from_secs(5));
+    disk.hold();
+    let files = store_noise(&ingest, 1200, 8).await;
+    world.commit(&ingest).await;
+    let spool = Arc::clone(ingest.spool().expect("has one"));
+    let almost_all = (256 << 20) - 1000;
+    assert_eq!(content_store.metrics().bytes_spooled, 0);
+    assert!(spool.lacks_room(almost_all), "a put is under way");
+    disk.let_go();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!spool.lacks_room(almost_all));
+    world.check(&files).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_only_the_spool_had_and_lost_fails_the_session() {
     for is_rot in [true, false] {

@@ -15,6 +15,9 @@ use crate::volume::root_failure::RootFailure;
 /// The same holds for files that are closed while an fsync waits.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
+/// The longest time between two commits that are asked for to make room in the spool.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
 /// The destination of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Aim {
@@ -69,22 +72,31 @@ pub(super) async fn send(
 /// has reached the bucket in time need not be kept.
 async fn keep(volume: &Volume, journal: &JournalWriter) -> Result<(), VolumeError> {
     let lands = async {
-        tokio::time::sleep(PATIENCE).await;
-        if journal.waits_for_room() {
-            volume.commit_soon();
-        }
         loop {
+            tokio::time::sleep(PATIENCE).await;
             let is_there = land(volume, journal).await.is_ok() && !journal.is_bare();
             if is_there && is_in_time(volume, journal).await {
                 return;
             }
-            tokio::time::sleep(PATIENCE).await;
         }
     };
     tokio::select! {
         biased;
         kept = journal.keep() => kept.map_err(|error| failed(volume, error)),
         () = lands => Ok(()),
+        () = make_room(volume, journal) => Ok(()),
+    }
+}
+
+/// Asks for commits while an entry waits for room in the spool, less and less often. Never ends.
+async fn make_room(volume: &Volume, journal: &JournalWriter) {
+    let mut pause = PATIENCE;
+    loop {
+        tokio::time::sleep(pause).await;
+        if journal.waits_for_room() {
+            volume.commit_soon();
+            pause = (2 * pause).min(PAUSE_MAX);
+        }
     }
 }
 

@@ -274,10 +274,9 @@ fn local(bucket: &Bucket, disk: &SimulatedDisk, spool_bytes: u64) -> Host {
 
 /// Many small journals fill the spool while the store stands still. Then the store takes each of
 /// them slowly, and a commit frees the spool sooner.
-#[test]
-fn a_spool_full_of_journals_is_freed_by_a_commit() {
+fn fill_with_journals(disk: &SimulatedDisk, spool_bytes: u64) {
     let bucket = Bucket::new();
-    let host = local(&bucket, &SimulatedDisk::new(), 200_000);
+    let host = local(&bucket, disk, spool_bytes);
     let gate = stall(&host, "");
     let volume = host.volume();
     let second = Duration::from_secs(1);
@@ -299,6 +298,18 @@ fn a_spool_full_of_journals_is_freed_by_a_commit() {
     }
     let took = host.run(async { begin.elapsed() });
     assert!(took < Duration::from_secs(15), "it took {took:?}");
+}
+
+#[test]
+fn a_spool_full_of_journals_is_freed_by_a_commit() {
+    fill_with_journals(&SimulatedDisk::new(), 200_000);
+}
+
+#[test]
+fn a_spool_whose_disk_is_full_is_freed_by_a_commit() {
+    let disk = SimulatedDisk::new();
+    disk.set_capacity(Some(200_000));
+    fill_with_journals(&disk, 256 << 20);
 }
 
 /// One journal never gets its answer. A commit frees the others.

@@ -322,10 +322,12 @@ impl Spool {
         }
     }
 
-    /// Returns true if an object of `length` bytes would not fit, however well the disk works.
+    /// Returns true if an object of `length` bytes does not fit until others are removed: the spool
+    /// or its disk is full.
     pub fn lacks_room(&self, length: u64) -> bool {
         let bytes = length + file::TRAILER_BYTES as u64;
-        self.state.lock().used + bytes > self.limit_bytes
+        let state = self.state.lock();
+        state.used + bytes > self.limit_bytes || matches!(state.rest, Rest::Until(_))
     }
 
     fn end_rest(&self) {

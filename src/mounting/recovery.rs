@@ -101,6 +101,18 @@ fn copy_name(session: SessionId) -> String {
     format!("recovered-{session}-copy")
 }
 
+/// The tag that names the last operation of a session that a snapshot has.
+fn extent_tag(last: u64) -> String {
+    format!("through-{last}")
+}
+
+/// Returns the last operation that a snapshot with these tags has; none if an older version made
+/// it.
+fn extent_of(tags: &[String]) -> Option<u64> {
+    let mut stated = tags.iter().filter_map(|tag| tag.strip_prefix("through-"));
+    stated.find_map(|last| last.parse().ok())
+}
+
 /// The result of a recovery from a spool whose session is no longer in the root.
 #[derive(Debug, Default)]
 pub(super) struct Rescued {
@@ -124,7 +136,7 @@ pub(super) async fn recover(
     accepts_loss: bool,
 ) -> Result<Rescued, RecoveryError> {
     let session = SessionId(left.session());
-    let name = match is_ours {
+    let mut name = match is_ours {
         true => snapshot_name(session),
         false => copy_name(session),
     };
@@ -141,9 +153,18 @@ pub(super) async fn recover(
         Some(error) if !accepts_loss => return Err(error),
         behind => behind.map(|error| error.to_string()),
     };
-    if let Some(made) = made_before(writing, left, &whole, name.clone()).await? {
+    // The snapshot may be of an older copy of the spool. That of this one has another name then.
+    let mut made = made_before(writing, left, &whole, name.clone()).await?;
+    if let Some(Made {
+        has: false, last, ..
+    }) = &made
+    {
+        name = format!("{name}-{last}");
+        made = made_before(writing, left, &whole, name.clone()).await?;
+    }
+    if let Some(Made { snapshot, .. }) = made {
         return Ok(Rescued {
-            made: Some(made),
+            made: Some(snapshot),
             damage: left_out(left, &whole, damaged.first().map(damage)),
         });
     }
@@ -195,13 +216,23 @@ fn hole_in(objects: &[(String, bytes::Bytes)]) -> Option<String> {
     Some(format!("no journal lies between {before} and {next}"))
 }
 
-/// Returns the snapshot of a spool that an earlier recovery made.
+/// A snapshot that an earlier recovery made of a session.
+struct Made {
+    snapshot: Recovered,
+    /// The last operation in the journals of the spool.
+    last: u64,
+    /// Whether it has that operation.
+    has: bool,
+}
+
+/// Returns the snapshot of this name that an earlier recovery made of the session of a spool: of
+/// this spool, or of a copy of it that may be older.
 async fn made_before(
     writing: &Writing,
     left: &Leftover,
     objects: &[(String, bytes::Bytes)],
     snapshot: String,
-) -> Result<Option<Recovered>, RecoveryError> {
+) -> Result<Option<Made>, RecoveryError> {
     let repository = &writing.repository;
     let session = SessionId(left.session());
     let snapshots = repository.snapshots().await?;
@@ -209,13 +240,23 @@ async fn made_before(
     let Some(kept) = repository.handle.open_kept(session, objects)? else {
         return Ok(None);
     };
+    let last = kept.entries.last().map_or(0, |entry| entry.last);
     let volume = kept.volume;
     let trash = repository.lists.known_trash(&root.trash).await?;
     let mut trash = trash.iter().flat_map(|shard| shard.iter());
     let is_it = |its: &str, name: &str| its == volume && name == snapshot;
-    let is_made = snapshots.named(&volume, &snapshot).is_some()
-        || trash.any(|entry| is_it(&entry.snapshot.volume, &entry.snapshot.name));
-    Ok(is_made.then_some(Recovered { volume, snapshot }))
+    let forgotten = trash.find(|entry| is_it(&entry.snapshot.volume, &entry.snapshot.name));
+    let found = snapshots.named(&volume, &snapshot);
+    let Some(found) = found.or(forgotten.map(|entry| &entry.snapshot)) else {
+        return Ok(None);
+    };
+    // A spool of which less was carried out bears a record of that, and is set aside.
+    let has = left.is_incomplete() || extent_of(&found.tags).is_none_or(|extent| extent >= last);
+    Ok(Some(Made {
+        snapshot: Recovered { volume, snapshot },
+        last,
+        has,
+    }))
 }
 
 /// Makes a snapshot of what the journals `objects` of a spool say: all of them or, where a loss is
@@ -393,9 +434,10 @@ impl Recovery<'_> {
         let committer = tokio::spawn(committer.run(async {
             let _ = stopped.await;
         }));
+        let last = self.kept.entries.last().map_or(0, |entry| entry.last);
         let request = SnapshotRequest {
             name: Some(name.to_owned()),
-            tags: vec![TAG.to_owned()],
+            tags: vec![TAG.to_owned(), extent_tag(last)],
         };
         let made = volume.snapshot(request).await;
         if made.is_err() {

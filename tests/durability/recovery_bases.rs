@@ -349,6 +349,39 @@ fn an_image_of_a_machine_claims_nothing_with_what_it_recovers() {
     an_image_claims_nothing(false);
 }
 
+/// The second image was made after the machine had acknowledged more. None of them claims anything.
+#[test]
+fn what_a_newer_image_of_a_machine_holds_becomes_another_snapshot() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    let host = Host::spooling(&bucket, &disk);
+    let _stands_still = close_in_the_spool(&host, "old", 1);
+    let older = [image_of(&disk), image_of(&disk)];
+    host.write("new", 0, noise(2, 1000));
+    host.volume().fsync_within();
+    host.wait(KEPT_AFTER);
+    let newer = [image_of(&disk), image_of(&disk)];
+    host.crash();
+    bucket.host().finish().expect("left");
+    let session = recovery_bases(&bucket)[0].session;
+    let name = format!("recovered-{session}-copy");
+    let mut made = Vec::new();
+    let [first, last] = older;
+    let [second, third] = newer;
+    for image in [first, second, third, last] {
+        let on_image = Host::spooling(&bucket, &image);
+        let news = on_image.assembled.spool_news();
+        let snapshot = news.recovered[0].snapshot.clone();
+        assert!(read_in(&on_image, &snapshot, "old") == Some(noise(1, 1000)));
+        let new = read_in(&on_image, &snapshot, "new");
+        made.push((snapshot, new == Some(noise(2, 1000))));
+        on_image.finish().expect("left");
+    }
+    let newest = (format!("{name}-2"), true);
+    let oldest = (name, false);
+    assert_eq!(made, [&oldest, &newest, &newest, &oldest].map(Clone::clone));
+}
+
 /// The image has an empty spool of the session, which the next mount takes over from.
 #[test]
 fn an_image_of_a_machine_claims_nothing_with_an_empty_spool() {

@@ -9,7 +9,8 @@
 //! with a disk image, holds a number with the MACHINE of the first one. The second machine ignores
 //! that number and draws its own. It treats sessions that state the other number as sessions of the
 //! other machine. A container that has mounted the directory of its host has a number of its own
-//! there, which the host knows to be of this machine.
+//! there, which the host knows to be of this machine. If the directory also has a number of another
+//! machine, the container may have been one of that machine.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -31,6 +32,8 @@ pub(super) struct Listed {
     own: BTreeSet<SpoolId>,
     /// The numbers that it has in containers of this machine.
     shared: BTreeSet<SpoolId>,
+    /// Whether it has a number of another machine, or of this one under another name.
+    is_copied: bool,
     /// Sessions that have a spool there, in use or not.
     sessions: BTreeSet<SessionId>,
 }
@@ -68,7 +71,8 @@ impl Listed {
     }
 
     fn is_here(&self, spool: SpoolId) -> bool {
-        self.own.contains(&spool) || self.shared.contains(&spool)
+        // Containers of a machine and of its clone have the same number.
+        self.own.contains(&spool) || (self.shared.contains(&spool) && !self.is_copied)
     }
 }
 
@@ -87,8 +91,11 @@ impl SpoolPlace {
         for entry in listed {
             match entry.name.strip_prefix(PREFIX) {
                 Some(stated) => {
-                    found.own.extend(number_of(stated, here.machine()));
-                    found.shared.extend(number_of(stated, here.containers()));
+                    let own = number_of(stated, here.machine());
+                    let shared = number_of(stated, here.containers());
+                    found.is_copied |= own.is_none() && shared.is_none();
+                    found.own.extend(own);
+                    found.shared.extend(shared);
                 }
                 None => found.sessions.extend(parse(&entry.name).map(SessionId)),
             }
@@ -230,6 +237,35 @@ mod tests {
             in_first(named("x")).machine(),
             in_first(named("y")).machine()
         );
+    }
+
+    /// A machine was cloned while a container of it had a number of its own in the directory.
+    #[tokio::test]
+    async fn a_clone_does_not_speak_for_containers_of_the_original() {
+        let disk = SimulatedDisk::new();
+        let place = place(&disk);
+        let host = |name: &str| HolderInfo {
+            host: name.into(),
+            pid_namespace: 0xEFFF_FFFC,
+            ..machine("a")
+        };
+        let drawn = async |here: HolderInfo, seed| {
+            let entropy = SeededEntropy::new(seed);
+            place.identify(&here, &entropy).await.expect("drawn")
+        };
+        drawn(host("original"), 1).await;
+        let in_container = drawn(machine("a"), 2).await;
+        let mut root = Root::witnessed(RepositoryId([7; 16]), [1; 16]);
+        root.recovery_bases = Some(vec![RecoveryBase {
+            session: SessionId(1),
+            spool: Some(in_container),
+            ..RecoveryBase::default()
+        }]);
+        for (name, own) in [("original", true), ("clone", false)] {
+            let listed = place.list(&host(name)).await.expect("listed");
+            assert_eq!(listed.has(SessionId(1), &root), own, "{name}");
+            assert_eq!(listed.empty(&root).len(), usize::from(own), "{name}");
+        }
     }
 
     #[tokio::test]

@@ -21,10 +21,10 @@ use crate::json_name::with_name;
 use crate::restore::error::RestoreError;
 use crate::restore::job::{Options, Problem, RestoreProgress};
 use crate::restore::overwrite::Overwrite;
-use crate::restore::room::{self, Room};
+use crate::restore::room::{Lacking, Need, Room};
 use crate::restore::selection::Selection;
 use crate::restore::source::{Source, Survey};
-use crate::restore::{rehearse, resolve, restore};
+use crate::restore::{rehearse, resolve, restore, sweep};
 use crate::root::snapshots::SnapshotEntry;
 use crate::tree::item::Attributes;
 use crate::volume::error::VolumeError;
@@ -150,8 +150,8 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
         let progress = Arc::new(RestoreProgress::default());
         let options = command.options();
         if command.dry_run {
-            let survey = rehearse(&source, &command.target, options, &progress).await;
-            let survey = survey.map_err(failure)?;
+            let rehearsed = rehearse(&source, &command.target, options, &progress).await;
+            let (survey, need) = rehearsed.map_err(failure)?;
             let problems = unread(&survey);
             say(
                 &command,
@@ -160,9 +160,11 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
                 &progress,
                 output,
             )?;
-            if !command.ignore_room {
-                let total = Some(survey.bytes);
-                require_room(&command, &source, &entry, Some(&survey), total).await?;
+            if let Some(lacking) = need
+                .lacking(&command.target)
+                .filter(|_| !command.ignore_room)
+            {
+                return Err(no_room(&lacking));
             }
             return conclude(&problems, &command.target);
         }
@@ -175,8 +177,11 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
         }
         let bytes = survey.as_ref().map(|survey| survey.bytes);
         let total = bytes.or(total(path, &attributes, &entry));
+        if !mode::is_directory(attributes.mode) {
+            sweep(&command.target);
+        }
         if !command.ignore_room {
-            require_room(&command, &source, &entry, survey.as_ref(), total).await?;
+            require_room(&command, &source, &entry, total).await?;
         }
         let bar = Bar::start(output, total, progress.clone());
         let leading = survey.unwrap_or_default().leading;
@@ -200,27 +205,24 @@ async fn require_room(
     command: &Restore,
     source: &Source,
     entry: &SnapshotEntry,
-    survey: Option<&Survey>,
     total: Option<u64>,
 ) -> Result<(), Failure> {
     // Each file may need one block more than its contents.
     let blocks = entry.files.saturating_mul(4096);
     let at_most = total.unwrap_or(entry.bytes).saturating_add(blocks);
-    // What is there already is replaced, or need not be written.
-    let is_free = command.overwrite.is_some();
-    if room::lacking(&command.target, at_most, is_free).is_none() {
+    if Need::of(at_most).lacking(&command.target).is_none() {
         return Ok(());
     }
-    let needed_bytes = match survey {
-        Some(survey) => survey.allocated_bytes,
-        None => match source.survey(|_, _| {}).await {
-            Ok(survey) => survey.allocated_bytes,
-            Err(_) => return Ok(()),
-        },
+    // What is there already is replaced, or need not be written.
+    let progress = RestoreProgress::default();
+    let rehearsed = rehearse(source, &command.target, command.options(), &progress).await;
+    let (_, need) = match rehearsed {
+        Err(RestoreError::Volume(_)) => return Ok(()),
+        rehearsed => rehearsed.map_err(failure)?,
     };
-    match room::lacking(&command.target, needed_bytes, is_free) {
+    match need.lacking(&command.target) {
         None => Ok(()),
-        Some(room) => Err(no_room(&room, needed_bytes)),
+        Some(lacking) => Err(no_room(&lacking)),
     }
 }
 
@@ -430,12 +432,13 @@ fn failure(error: RestoreError) -> Failure {
     }
 }
 
-fn no_room(room: &Room, needed_bytes: u64) -> Failure {
+fn no_room(lacking: &Lacking) -> Failure {
+    let Lacking { room, needed_bytes } = lacking;
     let missing = bytes(needed_bytes.saturating_sub(room.free_bytes));
     Failure::new(format!(
         "{}: too little room: {missing} are missing ({} needed, {} free); nothing was restored",
         room.directory.display(),
-        bytes(needed_bytes),
+        bytes(*needed_bytes),
         bytes(room.free_bytes),
     ))
     .hint(

@@ -2,13 +2,15 @@
 //! interrupted restore has left.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bkfs_store::entropy::Entropy;
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+
+use crate::tree::item::Timestamp;
 
 /// Prefix of all temporary names.
 const PREFIX: &[u8] = b".bkfs-restore-";
@@ -54,21 +56,44 @@ fn is_draft(name: &[u8]) -> bool {
         && parts.next().is_none()
 }
 
-/// Removes the temporary files that earlier restores have left in a directory. A file that a
-/// running restore holds is locked, and stays.
+/// The age at which a draft counts as left behind that cannot be locked, because it is no file. A
+/// restore renames such a draft right after it has made it.
+const AGE_SECONDS: i64 = 600;
+
+/// Removes the drafts that earlier restores have left in a directory. A file that a running restore
+/// holds is locked, and stays.
 ///
 /// # Errors
-/// The error of listing the directory, of opening or locking a temporary file, or of removing it.
-pub fn sweep(directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
+/// The error of listing the directory, of opening or locking a draft, or of removing it.
+pub fn sweep(directory: BorrowedFd<'_>, now: Timestamp) -> rustix::io::Result<()> {
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let name = OsStr::from_bytes(entry.file_name().to_bytes());
-        let is_file = matches!(entry.file_type(), FileType::RegularFile | FileType::Unknown);
-        if is_file && is_draft(name.as_bytes()) {
-            remove(directory, name)?;
+        if !is_draft(name.as_bytes()) {
+            continue;
+        }
+        let found = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        match FileType::from_raw_mode(found.st_mode) {
+            FileType::RegularFile => remove(directory, name)?,
+            FileType::Directory => {}
+            _ if now.seconds - found.st_ctime < AGE_SECONDS => {}
+            _ => rustix::fs::unlinkat(directory, name, AtFlags::empty())?,
         }
     }
     Ok(())
+}
+
+/// Holds a file while it has a draft as a further name, so that no other restore removes that name.
+/// Returns none if it is no file, or cannot be held.
+pub fn hold(directory: BorrowedFd<'_>, name: &OsStr) -> Option<OwnedFd> {
+    let found = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+        return None;
+    }
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(directory, name, flags, Mode::empty()).ok()?;
+    let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared);
+    locked.ok().map(|()| file)
 }
 
 fn remove(directory: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<()> {
@@ -88,6 +113,7 @@ mod tests {
     use bkfs_testing::entropy::SeededEntropy;
 
     use super::*;
+    use crate::clock::{Clock, SystemClock};
 
     #[test]
     fn names_of_drafts_are_known_and_no_others() {
@@ -122,9 +148,39 @@ mod tests {
         let held = file(".bkfs-restore-00ff-7");
         rustix::fs::flock(&held, FlockOperation::LockExclusive).unwrap();
         let directory = std::fs::File::open(home.path()).unwrap();
-        sweep(directory.as_fd()).unwrap();
+        sweep(directory.as_fd(), SystemClock.now()).unwrap();
         let left = |name: &str| home.path().join(name).exists();
         assert!(!left(".bkfs-restore-1-0"));
         assert!(left("kept") && left(".bkfs-restore-00ff-7"));
+    }
+
+    #[test]
+    fn a_draft_that_is_no_file_is_removed_once_it_is_old() {
+        let home = tempfile::TempDir::new().unwrap();
+        let draft = home.path().join(".bkfs-restore-1-0");
+        std::os::unix::fs::symlink("nowhere", &draft).unwrap();
+        let directory = std::fs::File::open(home.path()).unwrap();
+        let mut now = SystemClock.now();
+        sweep(directory.as_fd(), now).unwrap();
+        assert!(draft.symlink_metadata().is_ok(), "a restore may be at it");
+        now.seconds += AGE_SECONDS + 1;
+        sweep(directory.as_fd(), now).unwrap();
+        assert!(draft.symlink_metadata().is_err());
+    }
+
+    #[test]
+    fn a_further_name_stays_while_its_file_is_held() {
+        let home = tempfile::TempDir::new().unwrap();
+        let draft = home.path().join(".bkfs-restore-1-0");
+        std::fs::write(home.path().join("file"), "x").unwrap();
+        std::fs::hard_link(home.path().join("file"), &draft).unwrap();
+        let directory = std::fs::File::open(home.path()).unwrap();
+        let held = hold(directory.as_fd(), "file".as_ref());
+        assert!(held.is_some());
+        sweep(directory.as_fd(), SystemClock.now()).unwrap();
+        assert!(draft.exists());
+        drop(held);
+        sweep(directory.as_fd(), SystemClock.now()).unwrap();
+        assert!(!draft.exists() && home.path().join("file").exists());
     }
 }

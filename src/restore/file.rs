@@ -2,16 +2,17 @@
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use tokio::task::JoinSet;
 
+use crate::restore::dates::Undated;
 use crate::restore::job::Job;
 use crate::restore::output::Output;
-use crate::restore::{finishing, place};
+use crate::restore::{dates, finishing, place};
 use crate::tree::item::Attributes;
 use crate::volume::error::VolumeError;
 use crate::volume::seek::seek;
@@ -31,12 +32,14 @@ pub struct Target {
     pub draft: OsString,
     /// Its own name.
     pub name: OsString,
+    /// The path of the directory below the target.
+    pub below: Arc<Path>,
     /// The whole path, for messages.
     pub path: PathBuf,
 }
 
 /// A file that is being filled. When the last part drops it and it is whole, it gets its owner,
-/// permissions, times and name.
+/// permissions and name, and waits for its times.
 pub struct Contents {
     job: Arc<Job>,
     inode: u64,
@@ -208,14 +211,14 @@ impl Contents {
                 false => self.leave(),
             };
         }
-        let unset = finishing::finish(
+        let unset = finishing::finish_undated(
             self.output.as_fd(),
             &self.attributes,
             &self.xattrs,
             self.job.rights(),
         );
         let named = self.job.put_in_place(directory.as_fd(), draft, name);
-        if let Err(error) = named {
+        if let Err(error) = named.and_then(|()| self.wait_for_times()) {
             self.job.unmade.lock().insert(self.inode);
             return self.fail(&error);
         }
@@ -227,6 +230,18 @@ impl Contents {
 }
 
 impl Contents {
+    fn wait_for_times(&self) -> rustix::io::Result<()> {
+        let found = rustix::fs::fstat(&self.output)?;
+        self.job.dates.add(Undated {
+            below: self.target.below.clone(),
+            name: self.target.name.clone(),
+            path: self.target.path.clone(),
+            identity: dates::identity(&found),
+            attributes: self.attributes,
+        });
+        Ok(())
+    }
+
     /// Names a file of which only a part could be read.
     fn leave(&self) {
         let Target {

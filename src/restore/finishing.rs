@@ -31,6 +31,11 @@ impl Rights {
     }
 }
 
+/// Returns true if one of these extended attributes gives a program privileges.
+pub(super) fn gives_privileges(xattrs: &[(Vec<u8>, bytes::Bytes)]) -> bool {
+    xattrs.iter().any(|(name, _)| name == CAPABILITY)
+}
+
 /// The extended attribute by which the kernel gives a program privileges.
 const CAPABILITY: &[u8] = b"security.capability";
 
@@ -104,9 +109,21 @@ impl Unset {
     }
 }
 
-/// Sets the owner, extended attributes, permissions and times of an inode, in an order in which no
-/// step undoes or forbids another. A failure of one does not prevent the others.
+/// Sets the owner, extended attributes, permissions and times of an inode.
 pub fn finish(
+    fd: BorrowedFd<'_>,
+    attributes: &Attributes,
+    xattrs: &[(Vec<u8>, bytes::Bytes)],
+    rights: Rights,
+) -> Unset {
+    let mut unset = finish_undated(fd, attributes, xattrs, rights);
+    unset.note("times", rustix::fs::futimens(fd, &times(attributes)));
+    unset
+}
+
+/// Sets the owner, extended attributes and permissions of an inode, in an order in which no step
+/// undoes or forbids another. A failure of one does not prevent the others.
+pub fn finish_undated(
     fd: BorrowedFd<'_>,
     attributes: &Attributes,
     xattrs: &[(Vec<u8>, bytes::Bytes)],
@@ -134,7 +151,6 @@ pub fn finish(
     }
     let mode = unset.mode(attributes, rights, is_whose);
     unset.note("permissions", rustix::fs::fchmod(fd, mode));
-    unset.note("times", rustix::fs::futimens(fd, &times(attributes)));
     unset
 }
 
@@ -226,10 +242,14 @@ pub(super) fn finish_held(
         // fchmod(2) does not take such a descriptor.
         unset.note("permissions", rustix::fs::chmod(path, mode));
     }
-    let times = times(attributes);
-    let set = rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::empty());
-    unset.note("times", set);
+    unset.note("times", set_times(held, attributes));
     unset
+}
+
+/// Sets the times of an inode that is held.
+pub(super) fn set_times(held: &HeldInode, attributes: &Attributes) -> rustix::io::Result<()> {
+    let path = held.path.as_str();
+    rustix::fs::utimensat(rustix::fs::CWD, path, &times(attributes), AtFlags::empty())
 }
 
 /// Returns true if an inode has the owner and the group that the snapshot has.

@@ -13,6 +13,7 @@ use bkfs_store::direct::DirectBuffers;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+use crate::restore::dates::Dates;
 use crate::restore::drafts::Drafts;
 use crate::restore::finishing::{HeldInode, Rights, Unset};
 use crate::restore::overwrite::{Found, Overwrite};
@@ -103,6 +104,8 @@ pub(super) struct Job {
     pub(super) problems: Mutex<Vec<Problem>>,
     /// Inodes whose first name does not lead to them, because it could not be made.
     pub(super) unmade: Mutex<HashSet<u64>>,
+    /// Files that wait for their times.
+    pub(super) dates: Dates,
     /// Generator of temporary names.
     pub(super) drafts: Drafts,
     /// Buffers for writes past the page cache.
@@ -119,7 +122,7 @@ impl Job {
         }
     }
 
-    /// Returns the inode that has `name` in the target if it stays, and counts it then.
+    /// Returns the inode that has `name` in the target if it may stay.
     pub(super) fn kept(
         &self,
         directory: BorrowedFd<'_>,
@@ -132,10 +135,7 @@ impl Job {
         }
         let (held, stat) = HeldInode::at(directory, name).ok()?;
         let keeps = overwrite.keeps(&Found::from(&stat), attributes, self.rights());
-        keeps.then(|| {
-            self.progress.keep(attributes);
-            held
-        })
+        keeps.then_some(held)
     }
 
     /// Gives an inode its own name instead of `draft`. Replaces what has the name, if the options

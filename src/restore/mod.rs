@@ -8,7 +8,7 @@
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,11 +19,14 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
+use crate::clock::{Clock, SystemClock};
 use crate::fault;
+use crate::restore::dates::Dates;
 use crate::restore::drafts::Drafts;
 use crate::restore::error::RestoreError;
 use crate::restore::job::{Job, Options, Problem, RestoreProgress};
 use crate::restore::overwrite::Found;
+use crate::restore::room::Need;
 use crate::restore::source::{Source, Survey};
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::Key;
@@ -32,10 +35,12 @@ use crate::volume::mode;
 use crate::volume::state::Scope;
 use crate::volume::view::View;
 
+mod dates;
 mod drafts;
 pub mod error;
 mod file;
 mod finishing;
+mod inode;
 pub mod job;
 mod output;
 pub mod overwrite;
@@ -77,8 +82,25 @@ pub async fn resolve(view: &View, path: &[u8]) -> Result<u64, RestoreError> {
     Ok(inode)
 }
 
-/// Returns what a restore of `source` as `target` would make, and counts in `progress` what would
-/// stay there. Changes nothing.
+/// Removes the drafts that interrupted restores of the file `target` have left next to it.
+pub fn sweep(target: &Path) {
+    let Some(directory) = target.parent() else {
+        return;
+    };
+    let directory = match directory.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => directory,
+    };
+    if let Ok(directory) = std::fs::File::open(directory)
+        && let Err(error) = drafts::sweep(directory.as_fd(), SystemClock.now())
+    {
+        let target = target.display();
+        tracing::warn!("{target}: drafts of an earlier restore may stay next to it: {error}");
+    }
+}
+
+/// Returns what a restore of `source` as `target` would make and the room that it would take, and
+/// counts in `progress` what would stay there. Changes nothing.
 ///
 /// # Errors
 /// [`RestoreError::Target`] if the target has what may not exist; [`RestoreError::Volume`] if the
@@ -88,16 +110,21 @@ pub async fn rehearse(
     target: &Path,
     options: Options,
     progress: &RestoreProgress,
-) -> Result<Survey, RestoreError> {
+) -> Result<(Survey, Need), RestoreError> {
     let top = source.view.attributes(Scope::Live, source.inode).await?;
     let is_directory = mode::is_directory(top.mode);
     place::require_vacant(target, is_directory, options.overwrite)?;
     let rights = options.rights();
-    let judge = |path: &Path, attributes: &Attributes| {
-        let Some(found) = Found::of(path) else { return };
-        let is_directory = mode::is_directory(attributes.mode);
-        if !is_directory && options.overwrite.keeps(&found, attributes, rights) {
-            progress.keep(attributes);
+    let mut need = Need::default();
+    let mut judge = |path: &Path, attributes: &Attributes| {
+        if mode::is_directory(attributes.mode) {
+            return;
+        }
+        let found = Found::of(path);
+        let keeps = |found: &Found| options.overwrite.keeps(found, attributes, rights);
+        match found.as_ref().is_some_and(keeps) {
+            true => progress.keep(attributes),
+            false => need.add(source::allocated(attributes), found.as_ref()),
         }
     };
     if !is_directory {
@@ -108,7 +135,8 @@ pub async fn rehearse(
         let below = OsStr::from_bytes(path.get(base..).unwrap_or_default());
         judge(&target.join(below), attributes);
     });
-    Ok(survey.await?)
+    let survey = survey.await?;
+    Ok((survey, need))
 }
 
 /// Restores `source` as `target`: the contents of a directory, or one file. `leading` are the
@@ -127,8 +155,8 @@ pub async fn restore(
     options: Options,
     progress: Arc<RestoreProgress>,
 ) -> Result<Vec<Problem>, RestoreError> {
-    let inode = source.inode;
-    let attributes = source.view.attributes(Scope::Live, inode).await?;
+    let number = source.inode;
+    let attributes = source.view.attributes(Scope::Live, number).await?;
     let job = Arc::new(Job {
         source,
         leading,
@@ -137,27 +165,29 @@ pub async fn restore(
         permits: Arc::new(Semaphore::new(PARTS_AT_ONCE)),
         problems: Mutex::new(Vec::new()),
         unmade: Mutex::default(),
+        dates: Dates::default(),
         drafts: Drafts::new(&SystemEntropy),
         buffers: DirectBuffers::default(),
     });
     let mut parts = JoinSet::new();
     let directory: OwnedFd = if mode::is_directory(attributes.mode) {
         let directory = place::target_directory(target, options.overwrite)?;
-        walk::directory(&job, inode, attributes, &directory, target, &mut parts).await?;
-        directory
+        walk::directory(&job, number, attributes, &directory, target, &mut parts).await?;
+        directory.fd
     } else if job.leaves_out(&attributes) {
         return Ok(Vec::new());
-    } else if let Some(fault) = fault::of_attributes(inode, &attributes) {
+    } else if let Some(fault) = fault::of_attributes(number, &attributes) {
         job.problem(target, &fault, false);
         return Ok(std::mem::take(&mut *job.problems.lock()));
     } else {
         let (directory, name) = place::target_file(target, options.overwrite)?;
-        let place = walk::Destination {
+        let place = inode::Destination {
             directory: &directory,
+            below: &Path::new("").into(),
             name: &name,
             path: target,
         };
-        walk::single(&job, (inode, &attributes), place, &mut parts).await;
+        inode::single(&job, (number, &attributes), place, &mut parts).await;
         Arc::try_unwrap(directory)
             .or_else(|shared| shared.try_clone())
             .map_err(|error| RestoreError::Target {
@@ -170,20 +200,38 @@ pub async fn restore(
             job.problem(target, &error, false);
         }
     }
+    date(&job, &directory, target).await;
     sync(&directory, target, &job).await;
     Ok(std::mem::take(&mut *job.problems.lock()))
 }
 
+/// Gives the files that wait for them their times, after a sync: none if that fails. No part of a
+/// file may be in flight.
+async fn date(job: &Job, directory: &OwnedFd, target: &Path) {
+    let files = job.dates.take();
+    if files.is_empty() || !sync(directory, target, job).await {
+        return;
+    }
+    for (path, error) in dates::set(directory.as_fd(), files) {
+        job.problem(&path, &format_args!("times: {error}"), false);
+    }
+}
+
 /// Syncs the filesystem of the target: files that are only in the page cache do not count as
-/// restored.
-async fn sync(directory: &OwnedFd, target: &Path, job: &Job) {
+/// restored. Returns false if that fails, and reports it.
+async fn sync(directory: &OwnedFd, target: &Path, job: &Job) -> bool {
     let synced = match directory.try_clone() {
         Ok(directory) => tokio::task::spawn_blocking(move || rustix::fs::syncfs(&directory)).await,
-        Err(error) => return job.problem(target, &error, false),
+        Err(error) => {
+            job.problem(target, &error, false);
+            return false;
+        }
     };
+    let failed = |error: &dyn std::fmt::Display| job.problem(target, error, false);
     match synced {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => job.problem(target, &error, false),
-        Err(error) => job.problem(target, &error, false),
+        Ok(Ok(())) => return true,
+        Ok(Err(error)) => failed(&error),
+        Err(error) => failed(&error),
     }
+    false
 }

@@ -36,6 +36,11 @@ impl Overwrite {
         matches!(self, Overwrite::IfChanged | Overwrite::Always)
     }
 
+    /// Returns true if a directory that exists gets the attributes of the snapshot.
+    pub(super) fn changes_directories(self) -> bool {
+        self != Overwrite::Never
+    }
+
     /// Returns true if an existing inode may stay.
     pub(super) fn may_keep(self) -> bool {
         matches!(self, Overwrite::Never | Overwrite::IfChanged)
@@ -63,12 +68,25 @@ pub struct Found {
     is_own: bool,
     /// Number of its names.
     links: u32,
+    /// Bytes that it allocates.
+    allocated_bytes: u64,
 }
+
+/// The unit of `st_blocks`, in bytes.
+const SECTOR_BYTES: u64 = 512;
 
 impl Found {
     /// Returns what has this path; none if there is nothing, or it cannot be asked for.
     pub(super) fn of(path: &Path) -> Option<Found> {
         rustix::fs::lstat(path).ok().map(|stat| Found::from(&stat))
+    }
+
+    /// Returns the bytes that are free once it has lost this name.
+    pub(super) fn freed_bytes(&self) -> u64 {
+        match self.links {
+            0 | 1 => self.allocated_bytes,
+            _ => 0,
+        }
     }
 
     /// Returns true if it is a file with the size and the time of last change that a file of the
@@ -77,7 +95,7 @@ impl Found {
     ///
     /// Where the directory belongs to another user, the name may be one that this user has given
     /// to a foreign file. Such a file has another owner, or one name more than the restore would
-    /// give it.
+    /// give it. A file with set-id bits is made anew: they give privileges to its contents.
     fn is_like(&self, attributes: &Attributes, rights: Rights) -> bool {
         let is_owned = match rights.sets_owner() {
             true => self.owner == (attributes.uid, attributes.gid),
@@ -89,6 +107,7 @@ impl Found {
             && self.modified == attributes.modified
             && is_owned
             && self.links <= attributes.links
+            && attributes.mode & (libc::S_ISUID | libc::S_ISGID) == 0
     }
 }
 
@@ -104,6 +123,7 @@ impl From<&Stat> for Found {
             owner: (stat.st_uid, stat.st_gid),
             is_own: stat.st_uid == rustix::process::geteuid().as_raw(),
             links: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
+            allocated_bytes: (stat.st_blocks as u64).saturating_mul(SECTOR_BYTES),
         }
     }
 }
@@ -136,6 +156,7 @@ mod tests {
             owner: (0, 0),
             is_own: true,
             links: 1,
+            allocated_bytes: size_bytes,
         }
     }
 
@@ -178,6 +199,11 @@ mod tests {
         assert!(!keeps(&linked, &wanted, rights(true, false)));
         wanted.links = 2;
         assert!(keeps(&linked, &wanted, rights(true, false)));
+        for bits in [libc::S_ISUID, libc::S_ISGID] {
+            let mut privileged = wanted;
+            privileged.mode |= bits;
+            assert!(!keeps(&linked, &privileged, rights(true, false)));
+        }
         let foreign = Found {
             owner: (5, 6),
             is_own: false,

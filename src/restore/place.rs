@@ -25,11 +25,20 @@ fn refused(path: &Path, reason: impl ToString) -> RestoreError {
     }
 }
 
+/// A directory that is restored into.
+pub struct Opened {
+    /// The open directory.
+    pub fd: OwnedFd,
+    /// The permissions that it had if it is not new.
+    pub before: Option<Mode>,
+}
+
 /// Opens the directory to restore into; makes it if it is absent.
 ///
 /// # Errors
 /// [`RestoreError::Target`] if it cannot be made or opened, or has entries and none may exist.
-pub fn target_directory(path: &Path, overwrite: Overwrite) -> Result<OwnedFd, RestoreError> {
+pub fn target_directory(path: &Path, overwrite: Overwrite) -> Result<Opened, RestoreError> {
+    let is_there = path.exists();
     std::fs::create_dir_all(path).map_err(|error| refused(path, error))?;
     let entries = std::fs::read_dir(path).map_err(|error| refused(path, error))?;
     require_empty(path, entries, overwrite)?;
@@ -37,8 +46,11 @@ pub fn target_directory(path: &Path, overwrite: Overwrite) -> Result<OwnedFd, Re
     let flags = DIRECTORY.difference(OFlags::NOFOLLOW);
     let directory = rustix::fs::open(path, flags, Mode::empty());
     let directory = directory.map_err(|error| refused(path, error))?;
-    make_writable(directory.as_fd()).map_err(|error| refused(path, error))?;
-    Ok(directory)
+    let before = make_writable(directory.as_fd()).map_err(|error| refused(path, error))?;
+    Ok(Opened {
+        fd: directory,
+        before: is_there.then_some(before),
+    })
 }
 
 fn require_empty(
@@ -186,30 +198,45 @@ pub fn directory(
     parent: BorrowedFd<'_>,
     name: &OsStr,
     overwrite: Overwrite,
-) -> rustix::io::Result<OwnedFd> {
+) -> rustix::io::Result<Opened> {
     match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
         Err(Errno::EXIST) if overwrite.meets_existing() => {
             let flags = DIRECTORY.union(OFlags::PATH);
             let found = rustix::fs::openat(parent, name, flags, Mode::empty())?;
-            make_writable(found.as_fd())?;
-            return rustix::fs::openat(&found, ".", DIRECTORY, Mode::empty());
+            let before = Some(make_writable(found.as_fd())?);
+            let fd = rustix::fs::openat(&found, ".", DIRECTORY, Mode::empty())?;
+            return Ok(Opened { fd, before });
         }
         result => result?,
     }
-    rustix::fs::openat(parent, name, DIRECTORY, Mode::empty())
+    let fd = rustix::fs::openat(parent, name, DIRECTORY, Mode::empty())?;
+    Ok(Opened { fd, before: None })
 }
 
 /// Gives the owner of a directory the permission to change it while it is restored into; its own
 /// permissions are set at the end. Directories of other users stay as they are, and root needs no
-/// permission.
-fn make_writable(directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
+/// permission. Returns the permissions that it had.
+fn make_writable(directory: BorrowedFd<'_>) -> rustix::io::Result<Mode> {
     let found = rustix::fs::fstat(directory)?;
     let user = rustix::process::geteuid();
     let mode = Mode::from_raw_mode(found.st_mode & 0o7777);
     if user.is_root() || found.st_uid != user.as_raw() || mode.contains(Mode::RWXU) {
-        return Ok(());
+        return Ok(mode);
     }
-    rustix::fs::chmod(proc_path(directory), mode | Mode::RWXU)
+    rustix::fs::chmod(proc_path(directory), mode | Mode::RWXU)?;
+    Ok(mode)
+}
+
+/// Gives a directory the permissions back that it had before it was restored into.
+///
+/// # Errors
+/// The errno of fchmod(2).
+pub fn give_back(directory: BorrowedFd<'_>, before: Mode) -> rustix::io::Result<()> {
+    let found = rustix::fs::fstat(directory)?;
+    match Mode::from_raw_mode(found.st_mode & 0o7777) == before {
+        true => Ok(()),
+        false => rustix::fs::fchmod(directory, before),
+    }
 }
 
 /// Returns a path that leads to an open inode and to no other. It serves for calls that take no

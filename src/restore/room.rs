@@ -3,11 +3,9 @@
 //! Owns the comparison before anything is written. Does not own what happens when a disk fills up
 //! meanwhile: files that do not fit are problems of the restore.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The unit of `st_blocks`, in bytes.
-const SECTOR_BYTES: u64 = 512;
+use crate::restore::overwrite::Found;
 
 /// A filesystem's free bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,31 +34,57 @@ impl Room {
     }
 }
 
-/// Returns the room that a restore of `needed_bytes` into `target` lacks; none if it fits. What lies
-/// in the target counts as free if it is `replaced`.
-pub fn lacking(target: &Path, needed_bytes: u64, replaced: bool) -> Option<Room> {
-    let room = Room::at(target).filter(|room| room.free_bytes < needed_bytes)?;
-    let replaced_bytes = if replaced { occupied(target) } else { 0 };
-    let free_bytes = room.free_bytes.saturating_add(replaced_bytes);
-    (free_bytes < needed_bytes).then_some(Room { free_bytes, ..room })
+/// The room that a restore takes.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Need {
+    /// Bytes that are written.
+    pub bytes: u64,
+    /// Bytes of the files that are replaced, each once the new one is whole.
+    pub freed_bytes: u64,
+    /// Bytes of the largest new file that lies next to the one that it replaces.
+    pub largest_bytes: u64,
 }
 
-/// Returns the bytes that files below `path` allocate now, as far as they can be read.
-fn occupied(path: &Path) -> u64 {
-    let mut sum: u64 = 0;
-    let mut open = vec![path.to_owned()];
-    while let Some(path) = open.pop() {
-        let Ok(found) = std::fs::symlink_metadata(&path) else {
-            continue;
-        };
-        sum = sum.saturating_add(found.blocks().saturating_mul(SECTOR_BYTES));
-        if found.is_dir()
-            && let Ok(entries) = std::fs::read_dir(&path)
-        {
-            open.extend(entries.flatten().map(|entry| entry.path()));
+impl Need {
+    /// Returns the need of as many bytes, where nothing is replaced.
+    pub fn of(bytes: u64) -> Need {
+        Need {
+            bytes,
+            ..Need::default()
         }
     }
-    sum
+
+    /// Counts a new inode of so many bytes that takes the place of `found`.
+    pub(super) fn add(&mut self, bytes: u64, found: Option<&Found>) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        if let Some(found) = found {
+            let freed = found.freed_bytes();
+            self.freed_bytes = self.freed_bytes.saturating_add(freed);
+            self.largest_bytes = self.largest_bytes.max(bytes);
+        }
+    }
+
+    /// Returns the room that is lacking for it at `target`; none if it fits.
+    pub fn lacking(&self, target: &Path) -> Option<Lacking> {
+        self.lacking_in(Room::at(target)?)
+    }
+
+    fn lacking_in(&self, room: Room) -> Option<Lacking> {
+        let needed_bytes = match room.free_bytes < self.largest_bytes {
+            true => self.largest_bytes,
+            false => self.bytes.saturating_sub(self.freed_bytes),
+        };
+        (room.free_bytes < needed_bytes).then_some(Lacking { room, needed_bytes })
+    }
+}
+
+/// A filesystem with too little room.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lacking {
+    /// What there is.
+    pub room: Room,
+    /// Bytes that would have to be free.
+    pub needed_bytes: u64,
 }
 
 #[cfg(test)]
@@ -76,13 +100,45 @@ mod tests {
     }
 
     #[test]
-    fn what_is_replaced_is_counted_with_its_directories() {
+    fn what_is_replaced_counts_once_the_new_one_is_whole() {
         let directory = tempfile::tempdir().unwrap();
-        std::fs::create_dir(directory.path().join("below")).unwrap();
-        std::fs::write(directory.path().join("below/file"), vec![1; 100_000]).unwrap();
-        std::os::unix::fs::symlink("/", directory.path().join("link")).unwrap();
-        let bytes = occupied(directory.path());
-        assert!((100_000..1_000_000).contains(&bytes), "{bytes}");
-        assert_eq!(occupied(&directory.path().join("absent")), 0);
+        let path = directory.path().join("file");
+        std::fs::write(&path, vec![1; 100_000]).unwrap();
+        let mut need = Need::default();
+        need.add(300_000, Found::of(&path).as_ref());
+        need.add(50_000, None);
+        let lacking = |need: &Need, free_bytes| {
+            let directory = directory.path().to_owned();
+            let room = Room {
+                directory,
+                free_bytes,
+            };
+            need.lacking_in(room).map(|lacking| lacking.needed_bytes)
+        };
+        assert_eq!(
+            lacking(&need, 300_000),
+            None,
+            "50,000 more than the old one frees"
+        );
+        assert_eq!(
+            lacking(&need, 299_999),
+            Some(300_000),
+            "both lie there for a while"
+        );
+        need.add(200_000, None);
+        let needed = lacking(&need, 310_000).unwrap();
+        assert!((440_000..=450_000).contains(&needed), "{needed}");
+        assert_eq!(lacking(&need, 450_000), None);
+    }
+
+    #[test]
+    fn a_file_with_another_name_frees_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, vec![1; 100_000]).unwrap();
+        std::fs::hard_link(&path, directory.path().join("other")).unwrap();
+        let mut need = Need::default();
+        need.add(5, Found::of(&path).as_ref());
+        assert_eq!(need.freed_bytes, 0);
     }
 }

@@ -37,8 +37,6 @@ pub struct Survey {
     pub inodes: u64,
     /// Bytes of the files, with holes counted.
     pub bytes: u64,
-    /// Bytes that the files allocate. Holes need none.
-    pub allocated_bytes: u64,
     /// Directories that no pattern names and in which something is restored, or may be: damage
     /// keeps them from being read.
     pub leading: HashSet<u64>,
@@ -86,12 +84,18 @@ impl Survey {
         if !mode::is_regular(attributes.mode) {
             return;
         }
-        let size = attributes.size_bytes;
-        let blocks = size.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
-        self.bytes = self.bytes.saturating_add(size);
-        let allocated = blocks.min(attributes.allocated_bytes);
-        self.allocated_bytes = self.allocated_bytes.saturating_add(allocated);
+        self.bytes = self.bytes.saturating_add(attributes.size_bytes);
     }
+}
+
+/// Returns the bytes that an inode allocates once it is restored. Holes need none.
+pub(super) fn allocated(attributes: &Attributes) -> u64 {
+    if !mode::is_regular(attributes.mode) {
+        return 0;
+    }
+    let size = attributes.size_bytes;
+    let blocks = size.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
+    blocks.min(attributes.allocated_bytes)
 }
 
 /// A directory that a survey has not looked into yet.

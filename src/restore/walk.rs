@@ -8,24 +8,20 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bkfs_store::direct::DIRECT_BYTES_MIN;
-use bytes::Bytes;
-use rustix::fs::AtFlags;
+use rustix::fs::{AtFlags, Mode};
 use tokio::task::JoinSet;
 
+use crate::clock::{Clock, SystemClock};
 use crate::fault::{self, Entered};
 use crate::restore::error::RestoreError;
-use crate::restore::file::{Contents, Target};
-use crate::restore::finishing::HeldInode;
+use crate::restore::inode::{Destination, Kept, kept, make, xattrs};
 use crate::restore::job::Job;
-use crate::restore::output::Output;
+use crate::restore::place::Opened;
 use crate::restore::selection::Choice;
-use crate::restore::{drafts, finishing, place};
-use crate::tree::item::{Attributes, Item};
+use crate::restore::{date, drafts, finishing, place};
+use crate::tree::item::Attributes;
 use crate::tree::key::{self, Key};
-use crate::volume::error::VolumeError;
 use crate::volume::mode;
-use crate::volume::state::Scope;
 use crate::walk;
 
 /// Names read at once.
@@ -57,6 +53,8 @@ struct Filling {
     fd: Arc<OwnedFd>,
     /// Whether a pattern names it or a directory above it.
     is_included: bool,
+    /// The permissions that it had, if it is not new and stays as it is.
+    stays: Option<Mode>,
     /// Start of the rest of the listing; `None` after its end.
     rest: Option<Key>,
     /// Subdirectories that were listed and not yet entered.
@@ -82,17 +80,20 @@ pub async fn directory(
     job: &Arc<Job>,
     inode: u64,
     attributes: Attributes,
-    target: &OwnedFd,
+    target: &Opened,
     path: &Path,
     parts: &mut JoinSet<()>,
 ) -> Result<(), RestoreError> {
-    let fd = target.try_clone().map_err(|error| RestoreError::Target {
-        path: path.to_owned(),
-        reason: error.to_string(),
-    })?;
+    let fd = target
+        .fd
+        .try_clone()
+        .map_err(|error| RestoreError::Target {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        })?;
     let mut walk = Walk {
         job,
-        root: target,
+        root: &target.fd,
         path,
         links: Links::default(),
         finished: Vec::new(),
@@ -101,7 +102,17 @@ pub async fn directory(
     let mut entered = Entered::from(inode);
     // The path of the directory at the top of the stack.
     let mut here = path.to_owned();
-    let mut stack = vec![filling(inode, attributes, Arc::new(fd), false)];
+    let top = Inside {
+        inode,
+        attributes,
+        name: OsString::new(),
+        is_included: false,
+    };
+    let opened = Opened {
+        fd,
+        before: target.before,
+    };
+    let mut stack = vec![walk.filling(top, opened)];
     while let Some(top) = stack.last_mut() {
         if top.rest.is_some() {
             walk.list(top, &here, &mut entered, parts).await?;
@@ -114,15 +125,9 @@ pub async fn directory(
             Some(next) => {
                 here.push(&next.name);
                 match place::directory(top.fd.as_fd(), &next.name, job.options.overwrite) {
-                    Ok(fd) => {
-                        walk.sweep(&fd, &here);
-                        let Inside {
-                            inode,
-                            attributes,
-                            is_included,
-                            ..
-                        } = next;
-                        stack.push(filling(inode, attributes, Arc::new(fd), is_included));
+                    Ok(opened) => {
+                        walk.sweep(&opened.fd, &here);
+                        stack.push(walk.filling(next, opened));
                     }
                     Err(error) => {
                         job.problem(&here, &error, false);
@@ -131,9 +136,9 @@ pub async fn directory(
                 }
             }
             None => {
-                if let Some(done) = stack.pop() {
-                    let finished = (done.inode, done.attributes, done.fd, here.clone());
-                    walk.finished.push(finished);
+                if let Some(filled) = stack.pop() {
+                    let path = here.clone();
+                    walk.finished.push(Filled { filled, path });
                     here.pop();
                     if walk.finished.len() >= FINISHED_MAX {
                         walk.flush(parts).await;
@@ -143,60 +148,14 @@ pub async fn directory(
         }
     }
     walk.flush(parts).await;
+    walk.date(parts).await;
     Ok(())
 }
 
-/// Restores one inode that is no directory.
-pub async fn single(
-    job: &Arc<Job>,
-    source: (u64, &Attributes),
-    place: Destination<'_>,
-    parts: &mut JoinSet<()>,
-) {
-    let (inode, attributes) = source;
-    match job.kept(place.directory.as_fd(), place.name, attributes) {
-        None => make(job, source, place, parts).await,
-        Some(held) if job.options.overwrite.replaces() => {
-            finish_kept(job, (inode, attributes), &held, place.path).await;
-        }
-        Some(_) => {}
-    }
-}
-
-/// Sets the attributes of an existing inode that stays.
-async fn finish_kept(
-    job: &Job,
-    (inode, attributes): (u64, &Attributes),
-    held: &HeldInode,
-    path: &Path,
-) {
-    if let Some(xattrs) = xattrs(job, inode, path).await {
-        let unset = finishing::finish_held(held, attributes, &xattrs, job.rights());
-        job.unset(path, &unset);
-    }
-}
-
-/// Where an inode is made.
-#[derive(Clone, Copy)]
-pub struct Destination<'a> {
-    /// The open directory.
-    pub directory: &'a Arc<OwnedFd>,
-    /// The name in the directory.
-    pub name: &'a OsStr,
-    /// The whole path, for messages.
-    pub path: &'a Path,
-}
-
-fn filling(inode: u64, attributes: Attributes, fd: Arc<OwnedFd>, is_included: bool) -> Filling {
-    let rest = Some(key::names_from(inode, 0).start);
-    Filling {
-        inode,
-        attributes,
-        fd,
-        is_included,
-        rest,
-        inside: Vec::new(),
-    }
+/// A directory that is filled and waits for its attributes.
+struct Filled {
+    filled: Filling,
+    path: PathBuf,
 }
 
 /// Number of directories that may wait for their contents before their times are set; each holds an
@@ -211,31 +170,76 @@ struct Walk<'a> {
     path: &'a Path,
     links: Links,
     /// Directories that are filled and wait for their attributes.
-    finished: Vec<(u64, Attributes, Arc<OwnedFd>, PathBuf)>,
+    finished: Vec<Filled>,
 }
 
 impl Walk<'_> {
+    /// Returns an opened directory before anything of it is listed.
+    fn filling(&self, directory: Inside, opened: Opened) -> Filling {
+        let options = &self.job.options;
+        // One that no pattern names only leads to what one does.
+        let is_named = directory.is_included || !self.job.source.selection.is_by_name();
+        let stays = !options.overwrite.changes_directories() || !is_named;
+        Filling {
+            rest: Some(key::names_from(directory.inode, 0).start),
+            inode: directory.inode,
+            attributes: directory.attributes,
+            fd: Arc::new(opened.fd),
+            is_included: directory.is_included,
+            stays: opened.before.filter(|_| stays),
+            inside: Vec::new(),
+        }
+    }
+
+    /// Waits for all contents.
+    async fn join(&self, parts: &mut JoinSet<()>) {
+        while let Some(done) = parts.join_next().await {
+            if let Err(error) = done {
+                self.job.problem(self.path, &error, false);
+            }
+        }
+    }
+
+    /// Gives whole files their times, once they are on the disk.
+    async fn date(&self, parts: &mut JoinSet<()>) {
+        self.join(parts).await;
+        date(self.job, self.root, self.path).await;
+    }
+
     /// Waits for all contents, then makes the links to them, then sets the attributes of the filled
     /// directories, in which nothing is made after that.
     async fn flush(&mut self, parts: &mut JoinSet<()>) {
         let job = self.job;
-        while let Some(done) = parts.join_next().await {
-            if let Err(error) = done {
-                job.problem(self.path, &error, false);
-            }
-        }
+        self.join(parts).await;
         for (inode, first, name) in std::mem::take(&mut self.links.waiting) {
             if let Err(reason) = self.link(inode, &first, &name) {
                 let path = self.path.join(&name.directory).join(&name.name);
                 job.problem(&path, &reason, false);
             }
         }
-        for (inode, attributes, fd, path) in std::mem::take(&mut self.finished) {
-            if let Some(xattrs) = xattrs(job, inode, &path).await {
-                let unset = finishing::finish(fd.as_fd(), &attributes, &xattrs, job.rights());
-                job.unset(&path, &unset);
-            }
+        let finished = std::mem::take(&mut self.finished);
+        // Its files must have their times before their owner cannot reach them any more.
+        let closes = |done: &Filled| done.filled.attributes.mode & libc::S_IXUSR == 0;
+        if !job.rights().is_root && finished.iter().any(closes) {
+            self.date(parts).await;
+        }
+        for Filled { filled, path } in finished {
+            self.finish(filled, &path).await;
             job.made();
+        }
+    }
+
+    /// Sets the attributes of a directory, or gives back those that it had.
+    async fn finish(&self, filled: Filling, path: &Path) {
+        let job = self.job;
+        if let Some(before) = filled.stays {
+            if let Err(error) = place::give_back(filled.fd.as_fd(), before) {
+                job.problem(path, &format_args!("permissions: {error}"), false);
+            }
+        } else if let Some(xattrs) = xattrs(job, filled.inode, path).await {
+            let attributes = &filled.attributes;
+            let unset = finishing::finish(filled.fd.as_fd(), attributes, &xattrs, job.rights());
+            job.unset(path, &unset);
         }
     }
 
@@ -250,8 +254,11 @@ impl Walk<'_> {
             let from = place::reopen(self.root.as_fd(), &first.directory)?;
             let to = place::reopen(self.root.as_fd(), &name.directory)?;
             let first = first.name.as_os_str();
+            let held = drafts::hold(from.as_fd(), first);
             rustix::fs::linkat(&from, first, &to, &draft, AtFlags::empty())?;
-            job.put_in_place(to.as_fd(), &draft, &name.name)
+            let named = job.put_in_place(to.as_fd(), &draft, &name.name);
+            drop(held);
+            named
         };
         link().map_err(|error: rustix::io::Errno| error.to_string())
     }
@@ -262,7 +269,7 @@ impl Walk<'_> {
     /// existed.
     fn sweep(&self, directory: &OwnedFd, path: &Path) {
         if self.job.options.overwrite.meets_existing()
-            && let Err(error) = drafts::sweep(directory.as_fd())
+            && let Err(error) = drafts::sweep(directory.as_fd(), SystemClock.now())
         {
             tracing::warn!(
                 "{}: drafts of an earlier restore may stay: {error}",
@@ -317,20 +324,17 @@ impl Walk<'_> {
 
     /// Lets an existing inode stay. One that is replaced when it differs gets the attributes of the
     /// snapshot, and further names become links to it.
-    async fn keep(
-        &mut self,
-        (inode, attributes): (u64, &Attributes),
-        held: &HeldInode,
-        (below, name): (&Arc<Path>, &OsStr),
-        path: &Path,
-    ) {
+    fn keep(&mut self, kept: &Kept, (inode, attributes): (u64, &Attributes), at: Destination<'_>) {
         let job = self.job;
         if !job.options.overwrite.replaces()
-            || (attributes.links > 1 && !self.links.is_first(inode, attributes.links, below, name))
+            || (attributes.links > 1
+                && !self
+                    .links
+                    .is_first(inode, attributes.links, at.below, at.name))
         {
             return;
         }
-        finish_kept(job, (inode, attributes), held, path).await;
+        kept.finish(job, attributes, at.path);
     }
 
     /// Makes a page of a directory's names; `here` is its path.
@@ -379,23 +383,38 @@ impl Walk<'_> {
                     name,
                     is_included,
                 });
-            } else if let Some(held) = job.kept(filling.fd.as_fd(), &name, &attributes) {
-                let names = (&below, name.as_os_str());
-                self.keep((inode, &attributes), &held, names, &path).await;
-            } else if attributes.links > 1
-                && !self.links.is_first(inode, attributes.links, &below, &name)
-            {
-                // `is_first` has noted this name as a link to the first one.
-            } else {
-                let place = Destination {
-                    directory: &filling.fd,
-                    name: &name,
-                    path: &path,
-                };
-                make(job, (inode, &attributes), place, parts).await;
+                continue;
             }
+            let place = Destination {
+                directory: &filling.fd,
+                below: &below,
+                name: &name,
+                path: &path,
+            };
+            self.restore((inode, &attributes), place, parts).await;
         }
         Ok(())
+    }
+
+    /// Restores a name that leads to no directory.
+    async fn restore(
+        &mut self,
+        source: (u64, &Attributes),
+        place: Destination<'_>,
+        parts: &mut JoinSet<()>,
+    ) {
+        let (inode, attributes) = source;
+        let links = attributes.links;
+        if let Some(kept) = kept(self.job, source, place).await {
+            self.keep(&kept, source, place);
+        } else if links > 1 && !self.links.is_first(inode, links, place.below, place.name) {
+            // `is_first` has noted this name as a link to the first one.
+        } else {
+            make(self.job, source, place, parts).await;
+            if self.job.dates.is_due() {
+                self.date(parts).await;
+            }
+        }
     }
 }
 
@@ -418,105 +437,4 @@ impl Links {
         }
         false
     }
-}
-
-async fn make(
-    job: &Arc<Job>,
-    (inode, attributes): (u64, &Attributes),
-    place: Destination<'_>,
-    parts: &mut JoinSet<()>,
-) {
-    let Destination {
-        directory,
-        name,
-        path,
-    } = place;
-    let unmade = || {
-        job.unmade.lock().insert(inode);
-    };
-    let Some(xattrs) = xattrs(job, inode, path).await else {
-        return unmade();
-    };
-    if mode::is_regular(attributes.mode) {
-        let draft = job.drafts.next();
-        let is_large = attributes.size_bytes >= DIRECT_BYTES_MIN as u64;
-        return match Output::make(directory.as_fd(), &draft, is_large) {
-            Ok(output) => {
-                let target = Target {
-                    directory: directory.clone(),
-                    draft,
-                    name: name.to_owned(),
-                    path: path.to_owned(),
-                };
-                let file = Contents::new(job.clone(), inode, *attributes, xattrs, output, target);
-                file.spawn(parts).await;
-            }
-            Err(error) => {
-                unmade();
-                job.problem(path, &error, false);
-            }
-        };
-    }
-    let draft = job.draft(name);
-    match make_other(job, inode, attributes, directory, &draft).await {
-        Ok(()) => {}
-        Err(error) => {
-            unmade();
-            return match error {
-                MakeError::Volume(error) => job.volume_problem(path, &error),
-                MakeError::System(error) => job.problem(path, &error, false),
-            };
-        }
-    }
-    let unset = finishing::finish_at(directory.as_fd(), &draft, attributes, &xattrs, job.rights());
-    if let Err(error) = job.put_in_place(directory.as_fd(), &draft, name) {
-        unmade();
-        return job.problem(path, &error, false);
-    }
-    if !job.unset(path, &unset) {
-        job.made();
-    }
-}
-
-/// Why an inode could not be made.
-enum MakeError {
-    Volume(VolumeError),
-    System(rustix::io::Errno),
-}
-
-impl From<rustix::io::Errno> for MakeError {
-    fn from(error: rustix::io::Errno) -> Self {
-        MakeError::System(error)
-    }
-}
-
-async fn make_other(
-    job: &Job,
-    inode: u64,
-    attributes: &Attributes,
-    directory: &OwnedFd,
-    name: &OsStr,
-) -> Result<(), MakeError> {
-    if !mode::is_symlink(attributes.mode) {
-        return Ok(place::special(directory.as_fd(), name, attributes)?);
-    }
-    let link = Key::symlink(inode);
-    match job.source.view.item(Scope::Live, &link).await {
-        Ok(Some(Item::Symlink(target))) if fault::of_target(inode, &target).is_none() => Ok(
-            rustix::fs::symlinkat(OsStr::from_bytes(&target), directory.as_fd(), name)?,
-        ),
-        Ok(_) => Err(MakeError::Volume(VolumeError::Malformed { inode })),
-        Err(error) => Err(MakeError::Volume(error)),
-    }
-}
-
-/// Returns the extended attributes of an inode. If they cannot be read, reports a problem and
-/// returns `None`.
-async fn xattrs(job: &Job, inode: u64, path: &Path) -> Option<Vec<(Vec<u8>, Bytes)>> {
-    match walk::xattrs(&job.source.view, inode).await {
-        Ok(Ok(xattrs)) => return Some(xattrs),
-        Ok(Err(fault)) => job.problem(path, &fault, false),
-        Err(error) => job.volume_problem(path, &error),
-    }
-    None
 }

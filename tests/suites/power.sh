@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# about: power loss of the disk under an embedded bucket, and under a spool, on ext4 and xfs: what
-# about: fsync and snapshot acknowledged is there
+# about: power loss of the disk under an embedded bucket, under a spool, and under the target of a
+# about: restore, on ext4 and xfs: what fsync and snapshot acknowledged is there, and a restore goes on
 # needs: program minio apt:xfsprogs apt:e2fsprogs
 # limit: 300 1200
 . "$(dirname "$0")/../lib/common.sh"
@@ -106,6 +106,50 @@ spooled_round() {
   power_loss_under_spool "$@"
 }
 
+# A tree whose files have times of their own, as a snapshot.
+ORIGINAL=$SUITE_TMP/original STORED=$SUITE_TMP/stored
+store_original() {
+  mkdir -p "$ORIGINAL/d"
+  (cd "$ORIGINAL" && head -c 32M /dev/urandom | split -a 4 -b 4K - d/)
+  head -c 5M /dev/urandom >"$ORIGINAL/large"
+  find "$ORIGINAL" -exec touch -h -d '2021-03-04 05:06:07' {} +
+  exits 0 mount_at "$STORED" "$MNT" --init --no-encryption
+  cp -a "$ORIGINAL/." "$MNT"
+  exits 0 bkfs snapshot "$MNT" original
+  exits 0 bkfs umount "$MNT"
+}
+
+# The log of the filesystem reaches the disk and contents do not: the power is lost some seconds
+# after the last change of a name, in the midst of the restore.
+power_loss_under_restore() {
+  local number=$1 target=$DISK/target pid restorer path
+  local some=$((number % 10 * 500 + 100))
+  rm -rf "$target"
+  sync -f "$DISK"
+  "$MACHINE/run" "$BKFS_BIN" restore "$STORED" original "$target" >"$SUITE_TMP/restore.log" 2>&1 &
+  pid=$!
+  remember_pid $pid
+  until [ "$(find "$target/d" -type f 2>/dev/null | wc -l)" -ge "$some" ]; do
+    kill -0 $pid || wrong "it restores nothing: $(cat "$SUITE_TMP/restore.log")"
+  done
+  # It is a child of the timeout(1) that runs it.
+  restorer=$(pgrep -P $pid -x bkfs)
+  kill -STOP "$restorer"
+  xfs_io -x -c 'shutdown -f' "$DISK"
+  kill -KILL "$restorer"
+  wait $pid || true
+  umount "$DISK"
+  mount -o loop "$IMAGE" "$DISK"
+  [ "$(find "$target/d" -type f -size +0 | wc -l)" -gt 50 ] || wrong "it shows nothing"
+  find "$target" -type f ! -newermt '2021-03-04 05:06:08' -printf '%P\n' | while read -r path; do
+    cmp "$target/$path" "$ORIGINAL/$path" || wrong "$path has its time and is not whole"
+  done
+  exits 0 bkfs restore "$STORED" original "$target" --overwrite=if-changed
+  diff -r "$ORIGINAL" "$target" || wrong "it went on and is not whole"
+  [ -z "$(find "$target" ! -name target -newermt '2021-03-04 05:06:08' | head -n 1)" ] ||
+    wrong "other times"
+}
+
 on_filesystem() {
   local kind=$1 first=$2 count=$3 number # $4: rounds with a spool
   IMAGE=$SUITE_TMP/$kind.image
@@ -120,6 +164,10 @@ on_filesystem() {
     case_of "power loss under a bucket on $kind, $number" \
       power_loss "$SUITE_TMP/record-$kind" "$number"
   done
+  for number in $(seq "$first" $((first + count - 1))); do
+    case_of "power loss under a restore on $kind, $number" power_loss_under_restore "$number"
+  done
+  rm -rf "$DISK/target"
   KIND=$kind
   spool_on "spool-$kind"
   for number in $(seq "$((first + 50))" $((first + 49 + $4))); do
@@ -136,6 +184,8 @@ ROUNDS=2 SPOOLED=1
 start_minio
 at_end "kill -CONT '$MINIO_PID' 2>/dev/null"
 s3_environment "$BKFS_TEST_S3_MINIO"
+machine stored
+case_of "a tree to restore" store_original
 for kind in ext4 xfs; do
   URL=s3://$BKFS_TEST_BUCKET/$kind
   machine "spool-$kind"

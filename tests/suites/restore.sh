@@ -13,6 +13,12 @@ mkdir "$MOUNT"
 init_local "$URL" >/dev/null || die "cannot create the repository"
 at_end leave_mount "$MOUNT"
 
+# set_xattr FILE NAME HEX
+set_xattr() {
+  python3 -c 'import os, sys; os.setxattr(sys.argv[1], sys.argv[2], bytes.fromhex(sys.argv[3]))' "$@"
+}
+xattrs() { python3 -c 'import os, sys; print(*sorted(os.listxattr(sys.argv[1])))' "$1"; }
+
 fill() {
   mount_at "$URL" "$MOUNT"
   (cd "$MOUNT" && mkdir -p near far && cd near && seq "$LINKED" | xargs mkdir)
@@ -27,6 +33,8 @@ fill() {
   truncate -s 1T "$MOUNT/sparse"
   mkfifo -m 640 "$MOUNT/fifo"
   touch -d '2020-02-29 12:34:56' "$MOUNT/big"
+  echo tool >"$MOUNT/near/11/file"
+  set_xattr "$MOUNT/near/11/file" security.capability 0100000200040000000000000000000000000000
   chown 1234:1234 "$MOUNT/near/2/file"
   cp "$MOUNT/big" "$SUITE_TMP/big"
   exits 0 bkfs umount "$MOUNT"
@@ -124,15 +132,51 @@ an_interrupted_restore_goes_on() {
   [ -z "$(find "$TARGET" -name '.bkfs*')" ] || wrong "drafts stay behind"
 }
 
+# A default list that gives user 1234 everything.
+LIST=0200000001000700ffffffff02000700d204000004000000ffffffff10000700ffffffff20000000ffffffff
+
 what_exists_can_stay() {
   local own=$SUITE_TMP/own
   mkdir -p "$own/far"
+  chmod 700 "$own/far"
+  set_xattr "$own/far" system.posix_acl_default "$LIST"
   echo mine >"$own/big"
   echo mine >"$own/far/4"
   exits 0 bkfs restore "$URL" whole "$own" --overwrite=never
   [ "$(cat "$own/big")" = mine ] && [ "$(cat "$own/far/4")" = mine ] || wrong "replaced"
   cmp "$own/big-too" "$SUITE_TMP/big"
   [ "$(cat "$own/near/4/file")" = 4 ] || wrong "not what the file holds"
+  [ "$(stat -c %a "$own/far") $(xattrs "$own/far")" = "700 system.posix_acl_default" ] ||
+    wrong "a directory that is there was changed"
+  [ "$(stat -c %a "$own/near")" = "$(stat -c %a "$TARGET/near")" ] || wrong "a new one was not"
+}
+
+# A directory that no pattern names stays as it is if it is there, and has its attributes if not.
+directories_that_only_lead_there_stay() {
+  local led=$SUITE_TMP/led
+  mkdir -p "$led/near"
+  chmod 711 "$led" "$led/near"
+  exits 0 bkfs restore "$URL" whole "$led" --overwrite --include /near/7 --include /far/7
+  [ "$(stat -c %a "$led" "$led/near" | xargs)" = "711 711" ] || wrong "they were changed"
+  [ "$(stat -c %Y "$led/near/7" "$led/far")" = "$(stat -c %Y "$TARGET/near/7" "$TARGET/far")" ] ||
+    wrong "others have no times"
+}
+
+# The owner of the target's directory has put a program there that the snapshot gives privileges to.
+privileges_go_to_restored_contents_only() {
+  local file=$TARGET/near/11/file
+  echo evil >"$SUITE_TMP/evil"
+  touch -r "$file" "$SUITE_TMP/evil"
+  mv "$SUITE_TMP/evil" "$file"
+  exits 0 bkfs restore "$URL" whole "$TARGET" --overwrite=if-changed
+  [ "$(cat "$file") $(xattrs "$file")" = "tool security.capability" ] || wrong "$(xattrs "$file")"
+}
+
+drafts_of_a_single_file_are_removed() {
+  echo half >"$SUITE_TMP/.bkfs-restore-0011223344556677-3"
+  exits 0 bkfs restore "$URL" whole:/big "$SUITE_TMP/single"
+  cmp "$SUITE_TMP/single" "$SUITE_TMP/big"
+  [ ! -e "$SUITE_TMP/.bkfs-restore-0011223344556677-3" ] || wrong "the draft stays behind"
 }
 
 # A user whose directory it is gives the name of a file to a foreign one of the same size and time.
@@ -206,6 +250,11 @@ case_of "patterns choose what is restored" patterns_choose_what_is_restored
 case_of "a rehearsal says what would be restored, and changes nothing" a_rehearsal_changes_nothing
 case_of "an interrupted restore goes on where it was" an_interrupted_restore_goes_on
 case_of "what exists can stay" what_exists_can_stay
+case_of "directories that only lead to what is restored stay as they are" \
+  directories_that_only_lead_there_stay
+case_of "privileges go to contents of the snapshot only" privileges_go_to_restored_contents_only
+case_of "a draft that a restore of one file has left is removed" \
+  drafts_of_a_single_file_are_removed
 case_of "a foreign file under a name of the snapshot gets nothing" \
   a_foreign_file_under_a_name_gets_nothing
 case_of "owners can be left out" owners_can_be_left_out

@@ -409,6 +409,13 @@ restore_checks_the_room_first() {
   cp "$disk/target/file" "$disk/other"
   head -c $((10 * MIB)) /dev/urandom >"$disk/target/file"
   exits 0 bkfs restore "$here" room:/small "$disk/target" --overwrite
+  # What is not replaced gives none.
+  random_file "$disk/target/foreign" $((10 * MIB))
+  exits 1 bkfs restore "$here" room:/large "$disk/target/file" --overwrite
+  says 'too little room'
+  exits 1 bkfs restore "$here" room "$disk/target" --overwrite=never
+  says 'too little room'
+  rm "$disk/target/foreign"
   # Begun all the same, it says what is full.
   exits 3 bkfs restore "$here" room:/large "$disk/file" --ignore-room
   says 'No space left' "filesystem of $disk.* is full"

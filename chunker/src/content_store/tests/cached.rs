@@ -46,8 +46,7 @@ async fn a_restart_fetches_nothing_twice() {
 
     let content_store = world.loaded().await;
     assert!(read_file(&content_store, &stored).await.expect("reads") == file);
-    let fetched = content_store.metrics();
-    assert!(fetched.cache_misses > 0 && fetched.disk_cache_bytes > 0);
+    assert!(content_store.metrics().cache_misses > 0);
     world.bucket.forget_requests();
     assert!(read_file(&content_store, &stored).await.expect("reads") == file);
     assert!(content_store.metrics().memory_hits > 0);
@@ -57,7 +56,7 @@ async fn a_restart_fetches_nothing_twice() {
     assert!(read_file(&content_store, &stored).await.expect("reads") == file);
     let metrics = content_store.metrics();
     assert_eq!((metrics.get_requests, metrics.cache_misses), (0, 0));
-    assert!(metrics.disk_hits > 0);
+    assert!(metrics.disk_hits > 0 && metrics.disk_cache_bytes > 0);
     for operation in Operation::ALL {
         assert_eq!(world.bucket.requests(operation, ""), 0, "{operation:?}");
     }

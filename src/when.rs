@@ -61,6 +61,15 @@ impl When {
     }
 }
 
+/// Returns a name with a moment in it, in UTC: `%F` becomes the date, `%T` the time, `%%` a percent
+/// sign; strftime(3) has the others.
+///
+/// # Errors
+/// What is wrong with the name.
+pub fn filled(template: &str, moment: Timestamp) -> Result<String, String> {
+    jiff::fmt::strtime::format(template, moment).map_err(|error| error.to_string())
+}
+
 /// Returns the instant at which clocks in UTC show this.
 fn in_utc(time: DateTime) -> Option<Timestamp> {
     format!("{time}Z").parse().ok()
@@ -69,6 +78,18 @@ fn in_utc(time: DateTime) -> Option<Timestamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_have_the_moment_in_them() {
+        let moment: Timestamp = "2026-11-05T08:30:00Z".parse().unwrap();
+        let filled = |template| filled(template, moment);
+        assert_eq!(filled("mon-%F").unwrap(), "mon-2026-11-05");
+        assert_eq!(filled("%Y.%m.%d_%H%M").unwrap(), "2026.11.05_0830");
+        assert_eq!(filled("half-50%%").unwrap(), "half-50%");
+        assert_eq!(filled("plain").unwrap(), "plain");
+        filled("%").unwrap_err();
+        filled("%!").unwrap_err();
+    }
 
     #[test]
     fn moments_are_read_as_people_write_them() {

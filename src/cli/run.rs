@@ -14,6 +14,8 @@ use crate::cli::patience::{self, Interrupt, Waited};
 use crate::cli::runtime::block_on;
 use crate::cli::snapshot::interrupted;
 use crate::cli::tool::{code_of, code_without_start};
+use crate::environment::Environment;
+use crate::when::filled;
 
 /// Run a backup tool, then make a snapshot
 ///
@@ -24,9 +26,13 @@ use crate::cli::tool::{code_of, code_without_start};
 /// If the tool fails, the command returns its exit code and makes no snapshot. If the tool succeeds
 /// and bkfs does not, the exit code is 125. It is 125 as well if the tool was not started, because
 /// the mount takes no writes or a snapshot of that name exists.
+///
+///   bkfs run --name 'mysql-%F' /backup -- mariabackup --backup --target-dir=/backup/mysql
 #[derive(Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Run {
-    /// The name of the snapshot (default: the time in UTC)
+    /// The name of the snapshot (default: the time in UTC). It may have the time in it at which the
+    /// tool starts, in UTC: %F is the date, %T the time, %% a percent sign (date(1) lists all)
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// Tag the snapshot; may be repeated
@@ -46,8 +52,9 @@ pub struct Run {
 /// Exit code 125 if the mount takes no writes, if the name is taken or not valid, if the tool cannot
 /// be watched, or if the tool succeeded and its snapshot was not made or something was lost
 /// meanwhile.
-pub fn run(command: Run, _: &Global, output: &Output) -> Result<i32, Failure> {
+pub fn run(mut command: Run, _: &Global, output: &Output) -> Result<i32, Failure> {
     let ours = |failure: Failure| failure.code(Code::RunFailed);
+    command.name = command.name.map(dated).transpose()?;
     let mount = MountClient::find(&command.mountpoint).map_err(ours)?;
     let before = healthy(&mount).map_err(ours)?;
     refuse_name(&command, &mount).map_err(ours)?;
@@ -72,6 +79,16 @@ pub fn run(command: Run, _: &Global, output: &Output) -> Result<i32, Failure> {
         answer["generation"].as_u64().unwrap_or_default()
     ));
     Ok(0)
+}
+
+/// Returns a name with the time in it.
+///
+/// # Errors
+/// Exit code 2 for a `%` that means nothing.
+fn dated(name: String) -> Result<String, Failure> {
+    filled(&name, Environment::this().now()).map_err(|error| {
+        Failure::usage(format!("--name {name}: {error}")).hint("%% is a percent sign.")
+    })
 }
 
 /// The daemon that serves a mount, and how often it has lost something so far.

@@ -53,6 +53,11 @@ run_refuses_a_taken_name_first() {
   exits 125 bkfs run --name meanwhile "$MNT" -- "$MACHINE/run" "$BKFS_BIN" snapshot "$MNT" meanwhile
   says 'the tool succeeded' 'meanwhile'
   exits 0 bkfs run --name free "$MNT" -- touch "$MNT/started"
+  exits 2 bkfs run --name 'half-50%' "$MNT" -- touch "$MNT/not-started"
+  says 'half-50%' '%% is a percent sign'
+  [ ! -e "$MNT/not-started" ] || wrong "the tool was started"
+  exits 0 bkfs run --name 'of-%Y-%%' "$MNT" -- true
+  says "snapshot of-20[0-9][0-9]-%"
   unmounted
 }
 

@@ -15,9 +15,10 @@ use tokio::sync::Semaphore;
 
 use crate::restore::dates::Dates;
 use crate::restore::drafts::Drafts;
-use crate::restore::finishing::{HeldInode, Rights, Unset};
+use crate::restore::finishing::{HeldInode, Unset};
 use crate::restore::overwrite::{Found, Overwrite};
 use crate::restore::place;
+use crate::restore::rights::Rights;
 use crate::restore::source::Source;
 use crate::tree::item::Attributes;
 use crate::volume::error::VolumeError;

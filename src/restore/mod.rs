@@ -28,6 +28,7 @@ use crate::restore::job::{Job, Options, Problem, RestoreProgress};
 use crate::restore::overwrite::Found;
 use crate::restore::room::Need;
 use crate::restore::source::{Source, Survey};
+use crate::restore::sync::{date, sync};
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::Key;
 use crate::volume::ROOT_INODE;
@@ -45,9 +46,11 @@ pub mod job;
 mod output;
 pub mod overwrite;
 mod place;
+mod rights;
 pub mod room;
 pub mod selection;
 pub mod source;
+mod sync;
 mod walk;
 
 /// Parts of files in flight at the same time; each holds at most [`file::PART_BYTES`].
@@ -203,35 +206,4 @@ pub async fn restore(
     date(&job, &directory, target).await;
     sync(&directory, target, &job).await;
     Ok(std::mem::take(&mut *job.problems.lock()))
-}
-
-/// Gives the files that wait for them their times, after a sync: none if that fails. No part of a
-/// file may be in flight.
-async fn date(job: &Job, directory: &OwnedFd, target: &Path) {
-    let files = job.dates.take();
-    if files.is_empty() || !sync(directory, target, job).await {
-        return;
-    }
-    for (path, error) in dates::set(directory.as_fd(), files) {
-        job.problem(&path, &format_args!("times: {error}"), false);
-    }
-}
-
-/// Syncs the filesystem of the target: files that are only in the page cache do not count as
-/// restored. Returns false if that fails, and reports it.
-async fn sync(directory: &OwnedFd, target: &Path, job: &Job) -> bool {
-    let synced = match directory.try_clone() {
-        Ok(directory) => tokio::task::spawn_blocking(move || rustix::fs::syncfs(&directory)).await,
-        Err(error) => {
-            job.problem(target, &error, false);
-            return false;
-        }
-    };
-    let failed = |error: &dyn std::fmt::Display| job.problem(target, error, false);
-    match synced {
-        Ok(Ok(())) => return true,
-        Ok(Err(error)) => failed(&error),
-        Err(error) => failed(&error),
-    }
-    false
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rustix::fs::Stat;
 
-use crate::restore::finishing::Rights;
+use crate::restore::rights::Rights;
 use crate::tree::item::{Attributes, Timestamp};
 use crate::volume::mode;
 

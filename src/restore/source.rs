@@ -12,7 +12,7 @@ use crate::volume::error::VolumeError;
 use crate::volume::mode;
 use crate::volume::state::Scope;
 use crate::volume::view::View;
-use crate::walk::{self, join, names};
+use crate::walk::{self, Named, join, names};
 
 /// The unit in which filesystems allocate, in bytes.
 const BLOCK_BYTES: u64 = 4096;
@@ -98,7 +98,7 @@ pub(super) fn allocated(attributes: &Attributes) -> u64 {
     blocks.min(attributes.allocated_bytes)
 }
 
-/// A directory that a survey has not looked into yet.
+/// What a survey has not looked into yet.
 struct Unseen {
     inode: u64,
     path: Vec<u8>,
@@ -159,54 +159,58 @@ impl Source {
                 continue;
             };
             for named in listing.names {
-                let path = join(&directory.path, &named.name);
-                let choice = self.selection.judge(&path, directory.is_included);
-                if choice == Choice::Excluded {
+                let Some(next) = self.choose(&directory, &named) else {
                     continue;
-                }
-                let is_included = choice == Choice::Included;
-                if !is_included && !named.is_directory() {
-                    continue;
-                }
-                // The directories above an included one are counted already.
-                let mut above = Vec::new();
-                if !is_included {
-                    above.clone_from(&directory.above);
-                    above.push(named.inode);
-                }
-                let leading = if is_included {
-                    &directory.above
-                } else {
-                    &above
                 };
-                let attributes = walk::attributes(view, named.inode).await;
-                let Some(Ok(attributes)) = survey.read(attributes, &path, leading)? else {
+                let leading = match next.is_included {
+                    true => &directory.above,
+                    false => &next.above,
+                };
+                let attributes = walk::attributes(view, next.inode).await;
+                let Some(Ok(attributes)) = survey.read(attributes, &next.path, leading)? else {
                     continue;
                 };
                 let is_directory = mode::is_directory(attributes.mode);
-                let depth = path.len() - self.path.len();
-                if is_directory && entered.enter(named.inode, depth).is_err() {
+                let depth = next.path.len() - self.path.len();
+                if is_directory && entered.enter(next.inode, depth).is_err() {
                     continue;
                 }
-                let is_first = is_directory || attributes.links < 2 || linked.insert(named.inode);
-                if is_included && is_first {
+                let is_first = is_directory || attributes.links < 2 || linked.insert(next.inode);
+                if next.is_included && is_first {
                     survey.add(&attributes);
-                    each(&path, &attributes);
+                    each(&next.path, &attributes);
                 }
-                if is_included {
+                if next.is_included {
                     survey.lead(&directory.above);
                 }
                 if is_directory {
-                    open.push(Unseen {
-                        inode: named.inode,
-                        path,
-                        is_included,
-                        above,
-                    });
+                    open.push(next);
                 }
             }
         }
         Ok(survey)
+    }
+
+    /// Returns what a name in a directory leads to; none if nothing there is restored.
+    fn choose(&self, directory: &Unseen, named: &Named) -> Option<Unseen> {
+        let path = join(&directory.path, &named.name);
+        let is_included = match self.selection.judge(&path, directory.is_included) {
+            Choice::Excluded => return None,
+            Choice::Included => true,
+            Choice::Unnamed => false,
+        };
+        // The directories above an included one are counted already.
+        let mut above = Vec::new();
+        if !is_included {
+            above.clone_from(&directory.above);
+            above.push(named.inode);
+        }
+        (is_included || named.is_directory()).then_some(Unseen {
+            inode: named.inode,
+            path,
+            is_included,
+            above,
+        })
     }
 
     /// Returns the path in the snapshot: `/a/b`; empty for the root.

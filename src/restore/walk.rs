@@ -18,7 +18,8 @@ use crate::restore::inode::{Destination, Kept, kept, make, xattrs};
 use crate::restore::job::Job;
 use crate::restore::place::Opened;
 use crate::restore::selection::Choice;
-use crate::restore::{date, drafts, finishing, place};
+use crate::restore::sync::date;
+use crate::restore::{drafts, finishing, place};
 use crate::tree::item::Attributes;
 use crate::tree::key::{self, Key};
 use crate::volume::mode;
@@ -123,17 +124,8 @@ pub async fn directory(
         }
         match top.inside.pop() {
             Some(next) => {
-                here.push(&next.name);
-                match place::directory(top.fd.as_fd(), &next.name, job.options.overwrite) {
-                    Ok(opened) => {
-                        walk.sweep(&opened.fd, &here);
-                        stack.push(walk.filling(next, opened));
-                    }
-                    Err(error) => {
-                        job.problem(&here, &error, false);
-                        here.pop();
-                    }
-                }
+                let entered = walk.enter(top, next, &mut here);
+                stack.extend(entered);
             }
             None => {
                 if let Some(filled) = stack.pop() {
@@ -174,6 +166,24 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
+    /// Makes or opens a directory; `here` is the path of the one above, and then its own. Reports a
+    /// problem and returns `None` if that fails.
+    fn enter(&self, above: &Filling, next: Inside, here: &mut PathBuf) -> Option<Filling> {
+        here.push(&next.name);
+        let overwrite = self.job.options.overwrite;
+        match place::directory(above.fd.as_fd(), &next.name, overwrite) {
+            Ok(opened) => {
+                self.sweep(&opened.fd, here);
+                Some(self.filling(next, opened))
+            }
+            Err(error) => {
+                self.job.problem(here, &error, false);
+                here.pop();
+                None
+            }
+        }
+    }
+
     /// Returns an opened directory before anything of it is listed.
     fn filling(&self, directory: Inside, opened: Opened) -> Filling {
         let options = &self.job.options;

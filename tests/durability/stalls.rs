@@ -344,6 +344,8 @@ fn a_spool_disk_that_hangs_makes_no_commits() {
     let disk = SimulatedDisk::new();
     let host = local(&bucket, &disk, 256 << 20);
     let before = host.asked(Operation::Replace);
+    let slow = Strike::with(Fault::Delay(Duration::from_millis(100))).keys("journal/");
+    host.faults.plan(slow.always());
     disk.hold();
     for number in 0..10 {
         host.write("file", number, vec![b'a']);

@@ -3,6 +3,7 @@
 //! Owns: the waits, and when the spool takes the place of a silent store. Does not own: when
 //! entries are sent (`journal`), the objects ([`JournalWriter`]).
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use crate::root::error::RootError;
@@ -84,12 +85,12 @@ async fn keep(volume: &Volume, journal: &JournalWriter) -> Result<(), VolumeErro
         biased;
         kept = journal.keep() => kept.map_err(|error| failed(volume, error)),
         () = lands => Ok(()),
-        () = make_room(volume, journal) => Ok(()),
+        never = make_room(volume, journal) => match never {},
     }
 }
 
-/// Asks for commits while an entry waits for room in the spool, less and less often. Never ends.
-async fn make_room(volume: &Volume, journal: &JournalWriter) {
+/// Asks for commits while an entry waits for room in the spool, less and less often.
+async fn make_room(volume: &Volume, journal: &JournalWriter) -> Infallible {
     let mut pause = PATIENCE;
     loop {
         tokio::time::sleep(pause).await;

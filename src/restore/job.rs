@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 
 use crate::restore::dates::Dates;
 use crate::restore::drafts::Drafts;
+use crate::restore::filesystems::Filesystems;
 use crate::restore::finishing::{HeldInode, Unset};
 use crate::restore::overwrite::{Found, Overwrite};
 use crate::restore::place;
@@ -105,6 +106,8 @@ pub(super) struct Job {
     pub(super) problems: Mutex<Vec<Problem>>,
     /// Inodes whose first name does not lead to them, because it could not be made.
     pub(super) unmade: Mutex<HashSet<u64>>,
+    /// What it writes to.
+    pub(super) filesystems: Filesystems,
     /// Files that wait for their times.
     pub(super) dates: Dates,
     /// Generator of temporary names.

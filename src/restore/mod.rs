@@ -24,6 +24,7 @@ use crate::fault;
 use crate::restore::dates::Dates;
 use crate::restore::drafts::Drafts;
 use crate::restore::error::RestoreError;
+use crate::restore::filesystems::Filesystems;
 use crate::restore::job::{Job, Options, Problem, RestoreProgress};
 use crate::restore::overwrite::Found;
 use crate::restore::room::Need;
@@ -40,6 +41,7 @@ mod dates;
 mod drafts;
 pub mod error;
 mod file;
+mod filesystems;
 mod finishing;
 mod inode;
 pub mod job;
@@ -168,13 +170,23 @@ pub async fn restore(
         permits: Arc::new(Semaphore::new(PARTS_AT_ONCE)),
         problems: Mutex::new(Vec::new()),
         unmade: Mutex::default(),
+        filesystems: Filesystems::default(),
         dates: Dates::default(),
         drafts: Drafts::new(&SystemEntropy),
         buffers: DirectBuffers::default(),
     });
+    let unusable = |error: &dyn std::fmt::Display| RestoreError::Target {
+        path: target.to_owned(),
+        reason: error.to_string(),
+    };
+    let note = |directory: &OwnedFd| {
+        let noted = job.filesystems.note(directory.as_fd());
+        noted.map_err(|error| unusable(&error))
+    };
     let mut parts = JoinSet::new();
     let directory: OwnedFd = if mode::is_directory(attributes.mode) {
         let directory = place::target_directory(target, options.overwrite)?;
+        note(&directory.fd)?;
         walk::directory(&job, number, attributes, &directory, target, &mut parts).await?;
         directory.fd
     } else if job.leaves_out(&attributes) {
@@ -184,6 +196,7 @@ pub async fn restore(
         return Ok(std::mem::take(&mut *job.problems.lock()));
     } else {
         let (directory, name) = place::target_file(target, options.overwrite)?;
+        note(&directory)?;
         let place = inode::Destination {
             directory: &directory,
             below: &Path::new("").into(),
@@ -193,10 +206,7 @@ pub async fn restore(
         inode::single(&job, (number, &attributes), place, &mut parts).await;
         Arc::try_unwrap(directory)
             .or_else(|shared| shared.try_clone())
-            .map_err(|error| RestoreError::Target {
-                path: target.to_owned(),
-                reason: error.to_string(),
-            })?
+            .map_err(|error| unusable(&error))?
     };
     while let Some(done) = parts.join_next().await {
         if let Err(error) = done {
@@ -204,6 +214,6 @@ pub async fn restore(
         }
     }
     date(&job, &directory, target).await;
-    sync(&directory, target, &job).await;
+    sync(&job, target).await;
     Ok(std::mem::take(&mut *job.problems.lock()))
 }

@@ -171,7 +171,9 @@ impl Walk<'_> {
     fn enter(&self, above: &Filling, next: Inside, here: &mut PathBuf) -> Option<Filling> {
         here.push(&next.name);
         let overwrite = self.job.options.overwrite;
-        match place::directory(above.fd.as_fd(), &next.name, overwrite) {
+        let opened = place::directory(above.fd.as_fd(), &next.name, overwrite);
+        let noted = |opened: &Opened| self.job.filesystems.note(opened.fd.as_fd());
+        match opened.and_then(|opened| noted(&opened).map(|()| opened)) {
             Ok(opened) => {
                 self.sweep(&opened.fd, here);
                 Some(self.filling(next, opened))

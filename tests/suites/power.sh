@@ -11,7 +11,10 @@ MNT=$SUITE_TMP/mount DISK=$SUITE_TMP/disk
 mkdir -p "$MNT" "$DISK"
 at_end "leave_disk"
 at_end "leave_mount '$MNT'"
-leave_disk() { ! is_mounted "$DISK" || umount "$DISK" || umount -l "$DISK"; }
+leave_disk() {
+  ! is_mounted "$SUITE_TMP/nested/d" || umount "$SUITE_TMP/nested/d"
+  ! is_mounted "$DISK" || umount "$DISK" || umount -l "$DISK"
+}
 writer() { python3 "$ROOT/tests/lib/fsync_writer.py" "$@"; }
 
 # Shuts the disk's filesystem down without writing what it holds back, as a power cut does. The next
@@ -150,6 +153,24 @@ power_loss_under_restore() {
     wrong "other times"
 }
 
+# The disk is mounted below the target. The power is lost right after the restore has ended.
+power_loss_after_restore() {
+  local target=$SUITE_TMP/nested
+  rm -rf "$target" "$DISK/target"
+  mkdir -p "$target/d" "$DISK/target"
+  sync -f "$DISK"
+  mount --bind "$DISK/target" "$target/d"
+  exits 0 bkfs restore "$STORED" original "$target" --overwrite
+  xfs_io -x -c shutdown "$DISK"
+  umount "$target/d"
+  umount "$DISK"
+  mount -o loop "$IMAGE" "$DISK"
+  diff -r "$ORIGINAL/d" "$DISK/target" || wrong "what is below another mount is not on its disk"
+  [ -z "$(find "$DISK/target" -newermt '2021-03-04 05:06:08' | head -n 1)" ] ||
+    wrong "times are not on its disk"
+  rm -rf "$target"
+}
+
 on_filesystem() {
   local kind=$1 first=$2 count=$3 number # $4: rounds with a spool
   IMAGE=$SUITE_TMP/$kind.image
@@ -167,6 +188,7 @@ on_filesystem() {
   for number in $(seq "$first" $((first + count - 1))); do
     case_of "power loss under a restore on $kind, $number" power_loss_under_restore "$number"
   done
+  case_of "power loss after a restore on $kind" power_loss_after_restore
   rm -rf "$DISK/target"
   KIND=$kind
   spool_on "spool-$kind"

@@ -232,8 +232,15 @@ pub(super) fn finish_held(
 
 /// Sets the times of an inode that is held.
 pub(super) fn set_times(held: &HeldInode, attributes: &Attributes) -> rustix::io::Result<()> {
-    let path = held.path.as_str();
-    rustix::fs::utimensat(rustix::fs::CWD, path, &times(attributes), AtFlags::empty())
+    let times = times(attributes);
+    match rustix::fs::utimensat(&held.fd, "", &times, AtFlags::EMPTY_PATH) {
+        // Before Linux 5.8.
+        Err(Errno::INVAL | Errno::NOENT) => {
+            let path = held.path.as_str();
+            rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::empty())
+        }
+        set => set,
+    }
 }
 
 /// Returns true if an inode has the owner and the group that the snapshot has.

@@ -177,14 +177,17 @@ pub fn discard(directory: BorrowedFd<'_>, draft: &OsStr) {
     }
 }
 
-/// Opens a directory below `root`, name by name, never through a link.
+/// Opens a directory below `root`, name by name, never through a link. The descriptor serves as a
+/// place for names, and not to list them.
 ///
 /// # Errors
 /// The errno of opening one of the directories.
 pub fn reopen(root: BorrowedFd<'_>, below: &Path) -> rustix::io::Result<OwnedFd> {
-    let mut fd = rustix::fs::openat(root, ".", DIRECTORY, Mode::empty())?;
+    // Not opened for reading, which its permissions may forbid.
+    let flags = DIRECTORY.union(OFlags::PATH);
+    let mut fd = rustix::fs::openat(root, ".", flags, Mode::empty())?;
     for name in below.iter() {
-        fd = rustix::fs::openat(&fd, name, DIRECTORY, Mode::empty())?;
+        fd = rustix::fs::openat(&fd, name, flags, Mode::empty())?;
     }
     Ok(fd)
 }

@@ -231,7 +231,10 @@ impl Walk<'_> {
         }
         let finished = std::mem::take(&mut self.finished);
         // Its files must have their times before their owner cannot reach them any more.
-        let closes = |done: &Filled| done.filled.attributes.mode & libc::S_IXUSR == 0;
+        let closes = |done: &Filled| {
+            let stays = done.filled.stays.map(|mode| mode.bits());
+            stays.unwrap_or(done.filled.attributes.mode) & libc::S_IXUSR == 0
+        };
         if !job.rights().is_root && finished.iter().any(closes) {
             self.date(parts).await;
         }

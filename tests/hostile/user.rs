@@ -97,6 +97,37 @@ fn an_ordinary_user_restores_over_read_only_directories_of_its_own() {
     assert_eq!(file.expect("it is there"), HONEST, "{}", ran.says());
 }
 
+/// The owner cannot list or reach what lies in these directories, once they have their permissions
+/// or those that they had.
+#[test]
+fn files_in_closed_directories_get_their_times() {
+    for closed in [0o300, 0o400, 0o000] {
+        let place = Place::of(|forger, items| {
+            items.directory(forger, ROOT_INODE, b"closed", 100);
+            let closed = Attributes {
+                uid: USER,
+                gid: USER,
+                ..attributes(libc::S_IFDIR | closed, 1)
+            };
+            items.inode(100, closed);
+            items.file(forger, 100, b"file", 101);
+        });
+        let expected = attributes(FILE, 0).modified.seconds;
+        let file = place.path("target/closed/file");
+        for options in [&[][..], &["--overwrite=never"]] {
+            let ran = place.restore(Some(USER), options);
+            assert_eq!(ran.code, 0, "{}", ran.says());
+            assert_eq!(
+                file.metadata().expect("made").mtime(),
+                expected,
+                "{closed:o}"
+            );
+            assert_eq!(mode(&place.path("target/closed")), closed);
+            std::fs::remove_file(&file).expect("root removes it");
+        }
+    }
+}
+
 /// Returns an access control list that gives a foreign user r-x.
 fn list_for_others() -> Vec<u8> {
     let mut list = 2_u32.to_le_bytes().to_vec();

@@ -64,23 +64,33 @@ const AGE_SECONDS: i64 = 600;
 /// holds is locked, and stays.
 ///
 /// # Errors
-/// The error of listing the directory, of opening or locking a draft, or of removing it.
+/// The error of listing the directory, or the last one of opening, locking or removing a draft: the
+/// others are removed all the same.
 pub fn sweep(directory: BorrowedFd<'_>, now: Timestamp) -> rustix::io::Result<()> {
+    let mut swept = Ok(());
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let name = OsStr::from_bytes(entry.file_name().to_bytes());
         if !is_draft(name.as_bytes()) {
             continue;
         }
-        let found = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        match FileType::from_raw_mode(found.st_mode) {
-            FileType::RegularFile => remove(directory, name)?,
-            FileType::Directory => {}
-            _ if now.seconds - found.st_ctime < AGE_SECONDS => {}
-            _ => rustix::fs::unlinkat(directory, name, AtFlags::empty())?,
+        match sweep_one(directory, name, now) {
+            // Its restore has given it its own name.
+            Ok(()) | Err(Errno::NOENT) => {}
+            failed => swept = failed,
         }
     }
-    Ok(())
+    swept
+}
+
+fn sweep_one(directory: BorrowedFd<'_>, name: &OsStr, now: Timestamp) -> rustix::io::Result<()> {
+    let found = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    match FileType::from_raw_mode(found.st_mode) {
+        FileType::RegularFile => remove(directory, name),
+        FileType::Directory => Ok(()),
+        _ if now.seconds - found.st_ctime < AGE_SECONDS => Ok(()),
+        _ => rustix::fs::unlinkat(directory, name, AtFlags::empty()),
+    }
 }
 
 /// Holds a file while it has a draft as a further name, so that no other restore removes that name.

@@ -11,6 +11,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::fs::Stat;
@@ -18,13 +19,17 @@ use rustix::io::Errno;
 
 use crate::restore::finishing::{HeldInode, set_times};
 use crate::restore::place;
+use crate::restore::source::allocated;
 use crate::tree::item::Attributes;
 
 /// Number of files that may wait. Each takes its name and some words in memory.
-const FILES_MAX: usize = 16_384;
+const FILES_MAX: usize = 4096;
 
 /// Bytes of files that may wait. If the restore is interrupted, they are restored again.
 const BYTES_MAX: u64 = 8 << 30;
+
+/// The time that a file may wait for others.
+const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// A whole file that has its name, and not yet its times.
 pub struct Undated {
@@ -32,17 +37,29 @@ pub struct Undated {
     pub below: Arc<Path>,
     /// Its name there.
     pub name: OsString,
-    /// The whole path, for messages.
-    pub path: PathBuf,
-    /// Device and number of the inode.
-    pub identity: (u64, u64),
+    /// What it was when it got its name.
+    pub made: Made,
     /// The times, among others.
     pub attributes: Attributes,
 }
 
-/// Returns device and number of an inode.
-pub fn identity(stat: &Stat) -> (u64, u64) {
-    (stat.st_dev, stat.st_ino)
+/// What tells a file apart from one that was changed, or put in its place. The inode's number does
+/// not: some filesystems number anew, and others give a number out again.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Made {
+    device: u64,
+    size_bytes: u64,
+    modified: (i64, i64),
+}
+
+impl From<&Stat> for Made {
+    fn from(stat: &Stat) -> Self {
+        Made {
+            device: stat.st_dev,
+            size_bytes: stat.st_size as u64,
+            modified: (stat.st_mtime, stat.st_mtime_nsec as i64),
+        }
+    }
 }
 
 /// The files of a restore that wait for their times.
@@ -53,20 +70,30 @@ pub struct Dates(Mutex<Waiting>);
 struct Waiting {
     files: Vec<Undated>,
     bytes: u64,
+    /// When the first of them began to wait.
+    since: Option<Instant>,
 }
 
 impl Dates {
     /// Lets a file wait.
     pub fn add(&self, file: Undated) {
         let mut waiting = self.0.lock();
-        waiting.bytes = waiting.bytes.saturating_add(file.attributes.size_bytes);
+        waiting.since.get_or_insert_with(Instant::now);
+        waiting.bytes = waiting.bytes.saturating_add(allocated(&file.attributes));
         waiting.files.push(file);
     }
 
-    /// Returns true if so much waits that it is time to sync.
+    /// Returns true if so much waits, or for so long, that it is time to sync.
     pub fn is_due(&self) -> bool {
+        self.is_due_at(Instant::now())
+    }
+
+    fn is_due_at(&self, now: Instant) -> bool {
         let waiting = self.0.lock();
-        waiting.files.len() >= FILES_MAX || waiting.bytes >= BYTES_MAX
+        let is_long = |since| now.saturating_duration_since(since) >= WAIT_MAX;
+        waiting.files.len() >= FILES_MAX
+            || waiting.bytes >= BYTES_MAX
+            || waiting.since.is_some_and(is_long)
     }
 
     /// Returns the files that wait: none waits any more.
@@ -75,8 +102,8 @@ impl Dates {
     }
 }
 
-/// Gives these files their times, which were synced since. Returns those that do not get them, with
-/// the reason.
+/// Gives these files their times, which were synced since. Returns the paths below the target of
+/// those that do not get them, with the reason: ESTALE if it was changed since. Blocks.
 pub fn set(root: BorrowedFd<'_>, files: Vec<Undated>) -> Vec<(PathBuf, Errno)> {
     let mut failed = Vec::new();
     for group in files.chunk_by(|one, other| Arc::ptr_eq(&one.below, &other.below)) {
@@ -84,16 +111,16 @@ pub fn set(root: BorrowedFd<'_>, files: Vec<Undated>) -> Vec<(PathBuf, Errno)> {
         for file in group {
             let set = directory.as_ref().map_err(|error| *error);
             let set = set.and_then(|directory| set_one(directory.as_fd(), file));
-            failed.extend(set.err().map(|error| (file.path.clone(), error)));
+            failed.extend(set.err().map(|error| (file.below.join(&file.name), error)));
         }
     }
     failed
 }
 
-/// Gives one file its times, unless another inode has its name now.
+/// Gives one file its times, unless it was changed since, or another one has its name now.
 fn set_one(directory: BorrowedFd<'_>, file: &Undated) -> rustix::io::Result<()> {
     let (held, found) = HeldInode::at(directory, &file.name)?;
-    match identity(&found) == file.identity {
+    match Made::from(&found) == file.made {
         true => set_times(&held, &file.attributes),
         false => Err(Errno::STALE),
     }
@@ -113,8 +140,7 @@ mod tests {
         Undated {
             below: Path::new("").into(),
             name: name.into(),
-            path,
-            identity: identity(&found),
+            made: Made::from(&found),
             attributes,
         }
     }
@@ -122,16 +148,25 @@ mod tests {
     #[test]
     fn a_file_that_was_replaced_since_keeps_its_time() {
         let home = tempfile::TempDir::new().unwrap();
-        for name in ["same", "old", "new"] {
-            std::fs::write(home.path().join(name), name).unwrap();
+        let write = |name: &str, text: &str| {
+            std::fs::write(home.path().join(name), text).unwrap();
+        };
+        for name in ["same", "long", "old"] {
+            write(name, "made");
         }
-        let files = ["same", "old"].map(|name| undated(home.path(), name));
-        std::fs::rename(home.path().join("new"), home.path().join("old")).unwrap();
+        let files = ["same", "long", "old"].map(|name| undated(home.path(), name));
+        // The time of a change may be that of the last tick of the clock.
+        std::thread::sleep(Duration::from_millis(20));
+        write("new", "long as it was not");
+        std::fs::rename(home.path().join("new"), home.path().join("long")).unwrap();
+        write("old", "MADE");
         let root = std::fs::File::open(home.path()).unwrap();
         let failed = set(root.as_fd(), files.into());
-        assert_eq!(failed, [(home.path().join("old"), Errno::STALE)]);
+        let stale = |name: &str| (PathBuf::from(name), Errno::STALE);
+        assert_eq!(failed, [stale("long"), stale("old")]);
         let seconds = |name: &str| home.path().join(name).metadata().unwrap().mtime();
         assert_eq!(seconds("same"), 1_000_000_000);
+        assert_ne!(seconds("long"), 1_000_000_000);
         assert_ne!(seconds("old"), 1_000_000_000);
     }
 
@@ -140,15 +175,25 @@ mod tests {
         let home = tempfile::TempDir::new().unwrap();
         std::fs::write(home.path().join("file"), "").unwrap();
         let dates = Dates::default();
-        let mut large = undated(home.path(), "file");
-        large.attributes.size_bytes = BYTES_MAX / 2;
-        dates.add(large);
-        assert!(!dates.is_due());
-        let mut other = undated(home.path(), "file");
-        other.attributes.size_bytes = BYTES_MAX / 2;
-        dates.add(other);
-        assert!(dates.is_due());
-        assert_eq!(dates.take().len(), 2);
+        let now = Instant::now();
+        let large = |allocated_bytes| {
+            let mut file = undated(home.path(), "file");
+            file.attributes.mode = libc::S_IFREG | 0o644;
+            file.attributes.size_bytes = BYTES_MAX;
+            file.attributes.allocated_bytes = allocated_bytes;
+            file
+        };
+        dates.add(large(0));
+        dates.add(large(BYTES_MAX / 2));
+        assert!(!dates.is_due_at(now), "holes do not count");
+        assert!(dates.is_due_at(now + WAIT_MAX + Duration::from_secs(60)));
+        dates.add(large(BYTES_MAX / 2));
+        assert!(dates.is_due_at(now));
+        assert_eq!(dates.take().len(), 3);
+        assert!(
+            !dates.is_due_at(now + WAIT_MAX + Duration::from_secs(60)),
+            "none waits"
+        );
         for _ in 0..FILES_MAX {
             assert!(!dates.is_due());
             dates.add(undated(home.path(), "file"));

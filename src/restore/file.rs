@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use bytes::Bytes;
 use tokio::task::JoinSet;
 
-use crate::restore::dates::Undated;
+use crate::restore::dates::{Made, Undated};
 use crate::restore::job::Job;
 use crate::restore::output::Output;
-use crate::restore::{dates, finishing, place};
+use crate::restore::{finishing, place};
 use crate::tree::item::Attributes;
 use crate::volume::error::VolumeError;
 use crate::volume::seek::seek;
@@ -235,8 +235,7 @@ impl Contents {
         self.job.dates.add(Undated {
             below: self.target.below.clone(),
             name: self.target.name.clone(),
-            path: self.target.path.clone(),
-            identity: dates::identity(&found),
+            made: Made::from(&found),
             attributes: self.attributes,
         });
         Ok(())

@@ -213,7 +213,8 @@ pub async fn restore(
             job.problem(target, &error, false);
         }
     }
-    date(&job, &directory, target).await;
+    // What still waits is a single file.
+    date(&job, &directory, target.parent().unwrap_or(target)).await;
     sync(&job, target).await;
     Ok(std::mem::take(&mut *job.problems.lock()))
 }

@@ -8,20 +8,39 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::io::Errno;
+
 use crate::restore::dates;
 use crate::restore::job::Job;
 
-/// Gives the files that wait for them their times, after a sync: none if that fails. No part of a
-/// file may be in flight.
-pub async fn date(job: &Arc<Job>, directory: &OwnedFd, target: &Path) {
+/// Gives the files below `directory` that wait for them their times, after a sync: none if that
+/// fails. `path` is its path. No part of a file may be in flight.
+pub async fn date(job: &Arc<Job>, directory: &OwnedFd, path: &Path) {
     let files = job.dates.take();
-    if files.is_empty() || !sync(job, target).await {
+    if files.is_empty() || !sync(job, path).await {
         return;
     }
-    for (path, error) in dates::set(directory.as_fd(), files) {
-        job.problem(&path, &format_args!("times: {error}"), false);
+    let failed = |error: &dyn Display| job.problem(path, &format_args!("times: {error}"), false);
+    let directory = match directory.try_clone() {
+        Ok(directory) => directory,
+        Err(error) => return failed(&error),
+    };
+    let set = tokio::task::spawn_blocking(move || dates::set(directory.as_fd(), files));
+    let unset = match set.await {
+        Ok(unset) => unset,
+        Err(error) => return failed(&error),
+    };
+    for (below, error) in unset {
+        let path = path.join(below);
+        match error {
+            Errno::STALE => job.problem(&path, &CHANGED, false),
+            error => job.problem(&path, &format_args!("times: {error}"), false),
+        }
     }
 }
+
+/// Why a file keeps its own time.
+const CHANGED: &str = "another program has changed it since it was restored: it keeps its own time";
 
 /// Syncs the filesystems of the target: files that are only in the page cache do not count as
 /// restored. Returns false if that fails, and reports it.

@@ -93,7 +93,8 @@ impl SpoolPlace {
                 Some(stated) => {
                     let own = number_of(stated, here.machine());
                     let shared = number_of(stated, here.containers());
-                    found.is_copied |= own.is_none() && shared.is_none();
+                    let is_number = split(stated).is_some();
+                    found.is_copied |= is_number && own.is_none() && shared.is_none();
                     found.own.extend(own);
                     found.shared.extend(shared);
                 }
@@ -153,8 +154,14 @@ impl SpoolPlace {
 
 /// Returns the number in `NUMBER-MACHINE`; none if it belongs to another machine.
 fn number_of(stated: &str, machine: u64) -> Option<SpoolId> {
+    let (number, of) = split(stated)?;
+    (of == machine).then_some(number)
+}
+
+/// Splits `NUMBER-MACHINE`; none if it is something else.
+fn split(stated: &str) -> Option<(SpoolId, u64)> {
     let (number, of) = stated.split_once('-')?;
-    (parse(of)? == machine).then_some(SpoolId(parse(number)?))
+    Some((SpoolId(parse(number)?), parse(of)?))
 }
 
 /// Parses 16 hexadecimal digits.
@@ -254,6 +261,9 @@ mod tests {
             place.identify(&here, &entropy).await.expect("drawn")
         };
         drawn(host("original"), 1).await;
+        // A name that bkfs does not make says nothing.
+        let strange = place.root.join("place-of-another-program");
+        disk.write_new(&strange, &[]).await.expect("written");
         let in_container = drawn(machine("a"), 2).await;
         let mut root = Root::witnessed(RepositoryId([7; 16]), [1; 16]);
         root.recovery_bases = Some(vec![RecoveryBase {

@@ -50,6 +50,7 @@ pub(crate) mod format;
 pub mod history;
 mod jobs;
 pub mod outcome;
+pub mod recovered;
 pub mod recovery;
 mod scrubbing;
 pub mod settings;

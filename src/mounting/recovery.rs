@@ -1,8 +1,8 @@
 //! Snapshots of what a session of this machine had acknowledged only here when another machine took
 //! its volume over (docs/PROTOCOL.md, rule 7).
 //!
-//! Owns: the steps from a spool to a snapshot `recovered-SESSION` of the volume, and that doing
-//! them twice makes one snapshot. Does not own: on which commit the journals stand
+//! Owns: the steps from a spool to a snapshot of the volume, and that doing them twice makes one
+//! snapshot. Does not own: the name of that snapshot (`recovered`), on which commit the journals stand
 //! (`root::recovery_base`), carrying them out (`volume::replay`), nor how a snapshot that is no
 //! commit of the volume gets into the root (`root::commit`).
 //!
@@ -23,6 +23,7 @@ use bkfs_chunker::verify::chunks_of;
 use tokio::sync::oneshot;
 
 use crate::mounting::format;
+use crate::mounting::recovered::{Named, Recovered, find, last_of, tags};
 use crate::mounting::writing::{Writing, limits};
 use crate::root::commit::RootCommitter;
 use crate::root::error::RootError;
@@ -39,18 +40,6 @@ use crate::volume::requests::SnapshotRequest;
 use crate::volume::state::Totals;
 use crate::volume::view::View;
 use crate::volume::{Volume, VolumeParts, rescue};
-
-/// The tag of such snapshots.
-const TAG: &str = "recovered";
-
-/// A snapshot made of what a spool held.
-#[derive(Debug, Clone)]
-pub struct Recovered {
-    /// Its volume.
-    pub volume: String,
-    /// Its name.
-    pub snapshot: String,
-}
 
 /// Why none was made: the spool stays.
 #[derive(Debug, thiserror::Error)]
@@ -91,28 +80,6 @@ impl From<ContentError> for RecoveryError {
     }
 }
 
-/// The name of the snapshot of what a session's spool held.
-pub fn snapshot_name(session: SessionId) -> String {
-    format!("recovered-{session}")
-}
-
-/// The name of the snapshot of a copy of it: the machine of the session may hold more.
-fn copy_name(session: SessionId) -> String {
-    format!("recovered-{session}-copy")
-}
-
-/// The tag that names the last operation of a session that a snapshot has.
-fn extent_tag(last: u64) -> String {
-    format!("through-{last}")
-}
-
-/// Returns the last operation that a snapshot with these tags has; none if an older version made
-/// it.
-fn extent_of(tags: &[String]) -> Option<u64> {
-    let mut stated = tags.iter().filter_map(|tag| tag.strip_prefix("through-"));
-    stated.find_map(|last| last.parse().ok())
-}
-
 /// The result of a recovery from a spool whose session is no longer in the root.
 #[derive(Debug, Default)]
 pub(super) struct Rescued {
@@ -135,13 +102,12 @@ pub(super) async fn recover(
     writing: &Writing,
     accepts_loss: bool,
 ) -> Result<Rescued, RecoveryError> {
-    let session = SessionId(left.session());
-    let mut name = match is_ours {
-        true => snapshot_name(session),
-        false => copy_name(session),
-    };
     let JournalObjects { whole, damaged } = journals(left).await?;
-    let accepts_loss = accepts_loss && is_of_volume(left, writing, &whole)?;
+    let handle = &writing.repository.handle;
+    let kept = handle.open_kept(SessionId(left.session()), &whole)?;
+    // Only the user of the volume has accepted a loss. Journals that say nothing are of any.
+    let is_of_volume = |kept: &KeptJournals| kept.volume == writing.volume;
+    let accepts_loss = accepts_loss && kept.as_ref().is_none_or(is_of_volume);
     let last = whole.last().map_or("", |(key, _)| key.as_str());
     let damage = |(_, path): &(String, String)| RecoveryError::Damaged { path: path.clone() };
     // One before whole journals leaves a gap between them, or is covered.
@@ -153,24 +119,24 @@ pub(super) async fn recover(
         Some(error) if !accepts_loss => return Err(error),
         behind => behind.map(|error| error.to_string()),
     };
-    // The snapshot may be of an older copy of the spool. That of this one has another name then.
-    let mut made = made_before(writing, left, &whole, name.clone()).await?;
-    if let Some(Made {
-        has: false, last, ..
-    }) = &made
-    {
-        name = format!("{name}-{last}");
-        made = made_before(writing, left, &whole, name.clone()).await?;
-    }
-    if let Some(Made { snapshot, .. }) = made {
+    let Some(kept) = kept else {
         return Ok(Rescued {
-            made: Some(snapshot),
-            damage: left_out(left, &whole, damaged.first().map(damage)),
+            made: None,
+            damage: behind,
         });
-    }
+    };
+    let snapshot = match find(&writing.repository, &kept, left.replayed_through(), is_ours).await? {
+        Named::Made(snapshot) => {
+            return Ok(Rescued {
+                made: Some(snapshot),
+                damage: left_out(left, &whole, damaged.first().map(damage)),
+            });
+        }
+        Named::Free(snapshot) => snapshot,
+    };
     let accepted = accepts_loss.then_some(behind);
-    let aim = Aim { name, is_ours };
-    match recover_whole(left, writing, &whole, aim, accepted).await {
+    let aim = Aim { snapshot, is_ours };
+    match recover_whole(left, writing, kept, aim, accepted).await {
         Err(RecoveryError::RecoveryBase(RecoveryBaseError::Gap { .. })) if !damaged.is_empty() => {
             Err(damage(&damaged[0]))
         }
@@ -189,19 +155,7 @@ fn left_out(
     damaged
         .map(|error| error.to_string())
         .or_else(|| hole_in(whole))
-        .or_else(|| left.is_incomplete().then(recorded))
-}
-
-/// Returns whether the journals are of the volume that is being written: only its user has accepted
-/// a loss. Journals that say nothing are of any.
-fn is_of_volume(
-    left: &Leftover,
-    writing: &Writing,
-    objects: &[(String, bytes::Bytes)],
-) -> Result<bool, RecoveryError> {
-    let handle = &writing.repository.handle;
-    let kept = handle.open_kept(SessionId(left.session()), objects)?;
-    Ok(kept.is_none_or(|kept| kept.volume == writing.volume))
+        .or_else(|| left.replayed_through().map(|_| recorded()))
 }
 
 /// Returns the first gap in the numbers of journals, in words.
@@ -216,50 +170,7 @@ fn hole_in(objects: &[(String, bytes::Bytes)]) -> Option<String> {
     Some(format!("no journal lies between {before} and {next}"))
 }
 
-/// A snapshot that an earlier recovery made of a session.
-struct Made {
-    snapshot: Recovered,
-    /// The last operation in the journals of the spool.
-    last: u64,
-    /// Whether it has that operation.
-    has: bool,
-}
-
-/// Returns the snapshot of this name that an earlier recovery made of the session of a spool: of
-/// this spool, or of a copy of it that may be older.
-async fn made_before(
-    writing: &Writing,
-    left: &Leftover,
-    objects: &[(String, bytes::Bytes)],
-    snapshot: String,
-) -> Result<Option<Made>, RecoveryError> {
-    let repository = &writing.repository;
-    let session = SessionId(left.session());
-    let snapshots = repository.snapshots().await?;
-    let root = repository.handle.current().root.clone();
-    let Some(kept) = repository.handle.open_kept(session, objects)? else {
-        return Ok(None);
-    };
-    let last = kept.entries.last().map_or(0, |entry| entry.last);
-    let volume = kept.volume;
-    let trash = repository.lists.known_trash(&root.trash).await?;
-    let mut trash = trash.iter().flat_map(|shard| shard.iter());
-    let is_it = |its: &str, name: &str| its == volume && name == snapshot;
-    let forgotten = trash.find(|entry| is_it(&entry.snapshot.volume, &entry.snapshot.name));
-    let found = snapshots.named(&volume, &snapshot);
-    let Some(found) = found.or(forgotten.map(|entry| &entry.snapshot)) else {
-        return Ok(None);
-    };
-    // A spool of which less was carried out bears a record of that, and is set aside.
-    let has = left.is_incomplete() || extent_of(&found.tags).is_none_or(|extent| extent >= last);
-    Ok(Some(Made {
-        snapshot: Recovered { volume, snapshot },
-        last,
-        has,
-    }))
-}
-
-/// Makes a snapshot of what the journals `objects` of a spool say: all of them or, where a loss is
+/// Makes a snapshot of what the journals `kept` of a spool say: all of them or, where a loss is
 /// `accepted`, those before the first gap. The loss that is accepted already is the inner value.
 ///
 /// A spool of which less than all is carried out bears a record of that before the snapshot is
@@ -268,27 +179,20 @@ async fn made_before(
 async fn recover_whole(
     left: &Leftover,
     writing: &Writing,
-    objects: &[(String, bytes::Bytes)],
+    mut kept: KeptJournals,
     aim: Aim,
     accepted: Option<Option<String>>,
 ) -> Result<Rescued, RecoveryError> {
     let repository = &writing.repository;
-    let session = SessionId(left.session());
     let root = repository.handle.current().root.clone();
     let mut gap = None;
     let (gap_accepted, behind) = match accepted {
         Some(behind) => (Some(&mut gap), behind),
         None => (None, None),
     };
-    let Some(mut kept) = repository.handle.open_kept(session, objects)? else {
-        return Ok(Rescued {
-            made: None,
-            damage: behind,
-        });
-    };
     let made = Recovered {
         volume: kept.volume.clone(),
-        snapshot: aim.name,
+        snapshot: aim.snapshot,
     };
     let read = |id| async move {
         let bytes = repository.content_store.read_blob(Kind::Commit, id).await?;
@@ -301,7 +205,7 @@ async fn recover_whole(
         return Ok(Rescued { made: None, damage });
     };
     if damage.is_some() {
-        left.mark_incomplete().await?;
+        left.mark_incomplete(last_of(&kept)).await?;
     }
     let handle = &repository.handle;
     let processes = repository.environment.processes.as_ref();
@@ -327,7 +231,7 @@ async fn recover_whole(
 
 /// The snapshot that a recovery makes.
 struct Aim {
-    name: String,
+    snapshot: String,
     /// Whether the spool is no copy of another machine's.
     is_ours: bool,
 }
@@ -434,10 +338,9 @@ impl Recovery<'_> {
         let committer = tokio::spawn(committer.run(async {
             let _ = stopped.await;
         }));
-        let last = self.kept.entries.last().map_or(0, |entry| entry.last);
         let request = SnapshotRequest {
             name: Some(name.to_owned()),
-            tags: vec![TAG.to_owned(), extent_tag(last)],
+            tags: tags(last_of(&self.kept)),
         };
         let made = volume.snapshot(request).await;
         if made.is_err() {

@@ -20,7 +20,8 @@ use bkfs_chunker::spool::{
 use tokio::time::Instant;
 
 use crate::mounting::error::SpoolingError;
-use crate::mounting::recovery::{Recovered, Rescued, recover};
+use crate::mounting::recovered::Recovered;
+use crate::mounting::recovery::{Rescued, recover};
 use crate::mounting::spool_place::SpoolPlace;
 use crate::mounting::survey::{Survey, SurveyProgress, survey};
 use crate::mounting::writing::Writing;

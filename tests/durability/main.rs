@@ -14,6 +14,7 @@ mod fencing;
 mod handles;
 mod history;
 mod host;
+mod images;
 mod layers;
 mod locks;
 mod marking;

@@ -28,7 +28,7 @@ use crate::collecting::{forget, gc, snapshot, unlink};
 use crate::host::{Bucket, Host, noise, runtime};
 
 /// Longer than what is closed may be on its way to the disk.
-const KEPT_AFTER: f64 = 3.0;
+pub const KEPT_AFTER: f64 = 3.0;
 
 /// A machine with acknowledged files that no bucket has dies: `again`, whose contents the bucket
 /// keeps for the snapshot `s` alone, and `new`; its last commit has `kept`.
@@ -64,7 +64,7 @@ fn take_over(bucket: &Bucket) {
     });
 }
 
-fn recovery_bases(bucket: &Bucket) -> Vec<RecoveryBase> {
+pub fn recovery_bases(bucket: &Bucket) -> Vec<RecoveryBase> {
     bucket.work(bucket.memory.clone(), async |repository| {
         let view = repository.handle.refresh().await.expect("read");
         view.root.recovery_bases().to_vec()
@@ -200,7 +200,7 @@ fn an_empty_spool_is_claimed_by_the_next_mount_there() {
 }
 
 /// Gives a spool directory the number that another machine has there.
-fn number_of(machine: u64, disk: &SimulatedDisk) {
+pub fn number_of(machine: u64, disk: &SimulatedDisk) {
     for path in disk.paths() {
         let name = path.file_name().and_then(|name| name.to_str());
         let number = name.and_then(|name| name.strip_prefix("place-"));
@@ -277,129 +277,6 @@ fn a_recovery_base_whose_spool_is_gone_goes_with_the_next_mount() {
     let back = Host::spooling(&bucket, &disk);
     assert_eq!(recovery_bases(&bucket), []);
     assert!(back.read("new") == Some(noise(3, 1000)));
-}
-
-/// Returns the disk of another machine, which was made of an image of this one.
-fn image_of(disk: &SimulatedDisk) -> SimulatedDisk {
-    let image = disk.copy();
-    number_of(0x1234, &image);
-    image
-}
-
-/// Closes a file that only the spool gets, because the store stands still.
-fn close_in_the_spool(host: &Host, name: &str, seed: u64) -> Gate {
-    let gate = Gate::new();
-    let held = Strike::with(Fault::HoldBefore(gate.clone())).on_writes();
-    host.faults.plan(held.always());
-    host.write(name, 0, noise(seed, 1000));
-    host.volume().fsync_within();
-    host.wait(KEPT_AFTER);
-    gate
-}
-
-/// What the image holds is in commits, or is not; the machine itself has acknowledged more since.
-fn an_image_claims_nothing(is_committed: bool) {
-    let bucket = Bucket::new();
-    let disk = SimulatedDisk::new();
-    let host = Host::spooling(&bucket, &disk);
-    let gate = close_in_the_spool(&host, "old", 1);
-    let image = image_of(&disk);
-    if is_committed {
-        host.faults.heal();
-        gate.open();
-        host.run(host.volume().commit()).expect("committed");
-        let _stands_still = close_in_the_spool(&host, "new", 2);
-    } else {
-        host.write("new", 0, noise(2, 1000));
-        host.volume().fsync_within();
-        host.wait(KEPT_AFTER);
-    }
-    host.crash();
-    disk.crash(&SeededEntropy::new(1));
-    let new_holder = bucket.host();
-    new_holder.write("other", 0, noise(3, 1000));
-    new_holder.finish().expect("left");
-    let left = recovery_bases(&bucket);
-    assert_eq!(left.len(), 1);
-    let on_image = Host::spooling(&bucket, &image);
-    on_image.finish().expect("left");
-    assert_eq!(
-        recovery_bases(&bucket),
-        left,
-        "the image speaks for its machine only"
-    );
-    gc(&bucket);
-    gc(&bucket);
-    let back = Host::spooling(&bucket, &disk);
-    let recovered = format!("recovered-{}", left[0].session);
-    for (name, seed) in [("old", 1), ("new", 2)] {
-        let contents = read_in(&back, &recovered, name);
-        assert!(contents == Some(noise(seed, 1000)), "{name}");
-    }
-    assert_eq!(recovery_bases(&bucket), []);
-}
-
-#[test]
-fn an_image_of_a_machine_claims_nothing_because_commits_have_all_of_it() {
-    an_image_claims_nothing(true);
-}
-
-#[test]
-fn an_image_of_a_machine_claims_nothing_with_what_it_recovers() {
-    an_image_claims_nothing(false);
-}
-
-/// The second image was made after the machine had acknowledged more. None of them claims anything.
-#[test]
-fn what_a_newer_image_of_a_machine_holds_becomes_another_snapshot() {
-    let bucket = Bucket::new();
-    let disk = SimulatedDisk::new();
-    let host = Host::spooling(&bucket, &disk);
-    let _stands_still = close_in_the_spool(&host, "old", 1);
-    let older = [image_of(&disk), image_of(&disk)];
-    host.write("new", 0, noise(2, 1000));
-    host.volume().fsync_within();
-    host.wait(KEPT_AFTER);
-    let newer = [image_of(&disk), image_of(&disk)];
-    host.crash();
-    bucket.host().finish().expect("left");
-    let session = recovery_bases(&bucket)[0].session;
-    let name = format!("recovered-{session}-copy");
-    let mut made = Vec::new();
-    let [first, last] = older;
-    let [second, third] = newer;
-    for image in [first, second, third, last] {
-        let on_image = Host::spooling(&bucket, &image);
-        let news = on_image.assembled.spool_news();
-        let snapshot = news.recovered[0].snapshot.clone();
-        assert!(read_in(&on_image, &snapshot, "old") == Some(noise(1, 1000)));
-        let new = read_in(&on_image, &snapshot, "new");
-        made.push((snapshot, new == Some(noise(2, 1000))));
-        on_image.finish().expect("left");
-    }
-    let newest = (format!("{name}-2"), true);
-    let oldest = (name, false);
-    assert_eq!(made, [&oldest, &newest, &newest, &oldest].map(Clone::clone));
-}
-
-/// The image has an empty spool of the session, which the next mount takes over from.
-#[test]
-fn an_image_of_a_machine_claims_nothing_with_an_empty_spool() {
-    let bucket = Bucket::new();
-    let disk = SimulatedDisk::new();
-    let host = Host::spooling(&bucket, &disk);
-    let image = image_of(&disk);
-    let _stands_still = close_in_the_spool(&host, "new", 2);
-    host.crash();
-    disk.crash(&SeededEntropy::new(1));
-    let on_image = Host::spooling(&bucket, &image);
-    on_image.write("other", 0, noise(3, 1000));
-    on_image.finish().expect("left");
-    let left = recovery_bases(&bucket);
-    assert_eq!(left.len(), 1, "the image speaks for its machine only");
-    let back = Host::spooling(&bucket, &disk);
-    let recovered = format!("recovered-{}", left[0].session);
-    assert!(read_in(&back, &recovered, "new") == Some(noise(2, 1000)));
 }
 
 #[test]

@@ -15,8 +15,9 @@ use super::{LOCK, SpoolError, file, read_object, remove_directory};
 /// Suffix of a directory that is set aside; no session has such a name.
 const SET_ASIDE: &str = ".damaged";
 
-/// Name of the file that records that only a part of a spool was replayed.
-const INCOMPLETE: &str = "incomplete";
+/// Start of the name of the file that records that only a part of a spool was replayed. The last
+/// number of that part follows.
+const INCOMPLETE: &str = "incomplete-";
 
 /// The spool of a session whose process is gone. No other process works on it while this is held.
 #[derive(Debug)]
@@ -26,7 +27,9 @@ pub struct Leftover {
     directory: PathBuf,
     objects: Vec<LeftObject>,
     unfinished: Vec<PathBuf>,
-    is_incomplete: bool,
+    /// The records of [`Leftover::mark_incomplete`], and the highest number in them.
+    records: Vec<PathBuf>,
+    replayed_through: Option<u64>,
     _lock: DiskLock,
 }
 
@@ -142,14 +145,19 @@ async fn open(
     let listed = listed.map_err(|error| SpoolError::disk(directory, error))?;
     let mut numbered = Vec::new();
     let mut unfinished = Vec::new();
-    let mut is_incomplete = false;
+    let mut records = Vec::new();
+    let mut replayed_through = None;
     for entry in listed {
         let path = directory.join(&entry.name);
         if file::is_unfinished(&entry.name) {
             unfinished.push(path);
             continue;
         }
-        is_incomplete |= entry.name == INCOMPLETE;
+        if let Some(last) = entry.name.strip_prefix(INCOMPLETE) {
+            records.push(path);
+            replayed_through = replayed_through.max(last.parse().ok());
+            continue;
+        }
         let Some((number, key)) = file::parse(&entry.name) else {
             continue;
         };
@@ -174,7 +182,8 @@ async fn open(
         directory: directory.to_owned(),
         objects: numbered.into_iter().map(|(_, object)| object).collect(),
         unfinished,
-        is_incomplete,
+        records,
+        replayed_through,
         _lock: lock,
     }))
 }
@@ -229,20 +238,21 @@ impl Leftover {
         }
     }
 
-    /// Whether this process or an earlier one has called [`Leftover::mark_incomplete`].
-    pub fn is_incomplete(&self) -> bool {
-        self.is_incomplete
+    /// Returns the highest number with which an earlier process has called
+    /// [`Leftover::mark_incomplete`].
+    pub fn replayed_through(&self) -> Option<u64> {
+        self.replayed_through
     }
 
-    /// Records on the disk that a snapshot is about to be made of only a part of the spool. When
-    /// this returns, the record survives a power loss.
+    /// Records on the disk that a snapshot is about to be made of only a part of the spool, of what
+    /// its journals number up to `last`. When this returns, the record survives a power loss.
     ///
     /// Cancel safety: dropped, it leaves the record or nothing; repeating the call is safe.
     ///
     /// # Errors
     /// `Disk` if the disk fails; the record may be there then.
-    pub async fn mark_incomplete(&self) -> Result<(), SpoolError> {
-        let path = self.directory.join(INCOMPLETE);
+    pub async fn mark_incomplete(&self, last: u64) -> Result<(), SpoolError> {
+        let path = self.directory.join(format!("{INCOMPLETE}{last}"));
         match self.disk.write_new(&path, &[]).await {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             written => written.map_err(|error| SpoolError::disk(&path, error))?,
@@ -254,9 +264,8 @@ impl Leftover {
     /// Removes the directory. Every object in it must be in the bucket, and named there. Returns
     /// true if it is gone, also after a power loss. Dropped, it leaves the rest to the next mount.
     pub async fn discard(self) -> bool {
-        let record = self.is_incomplete.then(|| self.directory.join(INCOMPLETE));
         let objects = self.objects.iter().map(|object| &object.path);
-        for path in objects.chain(&self.unfinished).chain(&record) {
+        for path in objects.chain(&self.unfinished).chain(&self.records) {
             if let Err(error) = self.disk.remove(path).await {
                 tracing::warn!("{} stays in the spool: {error}", path.display());
             }

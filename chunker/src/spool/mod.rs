@@ -11,7 +11,7 @@
 //!   ROOT/SESSION/lock                  flock'd by the owner
 //!   ROOT/SESSION/NUMBER.KEY            one object each, in the order in which they came
 //!   ROOT/SESSION/new-NUMBER            one that is being written
-//!   ROOT/SESSION/incomplete            its snapshot has only a part of it
+//!   ROOT/SESSION/incomplete-LAST       its snapshot has only what is numbered up to LAST
 //!   ROOT/SESSION.damaged               set aside: no mount brings it to the bucket
 //! ```
 

@@ -1,0 +1,245 @@
+//! Disks of machines that were made of an image of one that holds a spool: they claim nothing of
+//! its session, and what each of them holds becomes a snapshot.
+
+use bkfs::mounting::settings::Settings;
+use bkfs_store::disk::Disk;
+use bkfs_store::{Operation, StoreErrorKind};
+use bkfs_testing::disk::SimulatedDisk;
+use bkfs_testing::entropy::SeededEntropy;
+use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
+
+use crate::collecting::{gc, snapshot};
+use crate::host::{Bucket, Host, noise, runtime};
+use crate::recovery_bases::{KEPT_AFTER, number_of, read_in, recovery_bases};
+use crate::rotten::{files, mount};
+
+/// Returns the disk of another machine, which was made of an image of this one.
+fn image_of(disk: &SimulatedDisk) -> SimulatedDisk {
+    let image = disk.copy();
+    number_of(0x1234, &image);
+    image
+}
+
+/// Closes a file that only the spool gets, because the store stands still.
+fn close_in_the_spool(host: &Host, name: &str, seed: u64) -> Gate {
+    let gate = Gate::new();
+    let held = Strike::with(Fault::HoldBefore(gate.clone())).on_writes();
+    host.faults.plan(held.always());
+    host.write(name, 0, noise(seed, 1000));
+    host.volume().fsync_within();
+    host.wait(KEPT_AFTER);
+    gate
+}
+
+/// Closes a further file while the store stands still.
+fn close_another(host: &Host, name: &str, seed: u64) {
+    host.write(name, 0, noise(seed, 1000));
+    host.volume().fsync_within();
+    host.wait(KEPT_AFTER);
+}
+
+/// What the image holds is in commits, or is not; the machine itself has acknowledged more since.
+fn an_image_claims_nothing(is_committed: bool) {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    let host = Host::spooling(&bucket, &disk);
+    let gate = close_in_the_spool(&host, "old", 1);
+    let image = image_of(&disk);
+    if is_committed {
+        host.faults.heal();
+        gate.open();
+        host.run(host.volume().commit()).expect("committed");
+        let _stands_still = close_in_the_spool(&host, "new", 2);
+    } else {
+        close_another(&host, "new", 2);
+    }
+    host.crash();
+    disk.crash(&SeededEntropy::new(1));
+    let new_holder = bucket.host();
+    new_holder.write("other", 0, noise(3, 1000));
+    new_holder.finish().expect("left");
+    let left = recovery_bases(&bucket);
+    assert_eq!(left.len(), 1);
+    let on_image = Host::spooling(&bucket, &image);
+    on_image.finish().expect("left");
+    assert_eq!(
+        recovery_bases(&bucket),
+        left,
+        "the image speaks for its machine only"
+    );
+    gc(&bucket);
+    gc(&bucket);
+    let back = Host::spooling(&bucket, &disk);
+    let recovered = format!("recovered-{}", left[0].session);
+    for (name, seed) in [("old", 1), ("new", 2)] {
+        let contents = read_in(&back, &recovered, name);
+        assert!(contents == Some(noise(seed, 1000)), "{name}");
+    }
+    assert_eq!(recovery_bases(&bucket), []);
+}
+
+#[test]
+fn an_image_of_a_machine_claims_nothing_because_commits_have_all_of_it() {
+    an_image_claims_nothing(true);
+}
+
+#[test]
+fn an_image_of_a_machine_claims_nothing_with_what_it_recovers() {
+    an_image_claims_nothing(false);
+}
+
+/// The second image was made after the machine had acknowledged more. None of them claims anything.
+#[test]
+fn what_a_newer_image_of_a_machine_holds_becomes_another_snapshot() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    let host = Host::spooling(&bucket, &disk);
+    let _stands_still = close_in_the_spool(&host, "old", 1);
+    let older = [image_of(&disk), image_of(&disk)];
+    close_another(&host, "new", 2);
+    let newer = [image_of(&disk), image_of(&disk)];
+    host.crash();
+    bucket.host().finish().expect("left");
+    let session = recovery_bases(&bucket)[0].session;
+    let name = format!("recovered-{session}-copy");
+    let mut made = Vec::new();
+    let [first, last] = older;
+    let [second, third] = newer;
+    for image in [first, second, third, last] {
+        let on_image = Host::spooling(&bucket, &image);
+        let news = on_image.assembled.spool_news();
+        let snapshot = news.recovered[0].snapshot.clone();
+        assert!(read_in(&on_image, &snapshot, "old") == Some(noise(1, 1000)));
+        let new = read_in(&on_image, &snapshot, "new");
+        made.push((snapshot, new == Some(noise(2, 1000))));
+        on_image.finish().expect("left");
+    }
+    let newest = (format!("{name}-2"), true);
+    let oldest = (name, false);
+    assert_eq!(made, [&oldest, &newest, &newest, &oldest].map(Clone::clone));
+}
+
+/// The image has an empty spool of the session, which the next mount takes over from.
+#[test]
+fn an_image_of_a_machine_claims_nothing_with_an_empty_spool() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    let host = Host::spooling(&bucket, &disk);
+    let image = image_of(&disk);
+    let _stands_still = close_in_the_spool(&host, "new", 2);
+    host.crash();
+    disk.crash(&SeededEntropy::new(1));
+    let on_image = Host::spooling(&bucket, &image);
+    on_image.write("other", 0, noise(3, 1000));
+    on_image.finish().expect("left");
+    let left = recovery_bases(&bucket);
+    assert_eq!(left.len(), 1, "the image speaks for its machine only");
+    let back = Host::spooling(&bucket, &disk);
+    let recovered = format!("recovered-{}", left[0].session);
+    assert!(read_in(&back, &recovered, "new") == Some(noise(2, 1000)));
+}
+
+/// An older version made the snapshot, which does not say how much it has.
+#[test]
+fn a_snapshot_that_does_not_say_what_it_has_replaces_no_image() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    let host = Host::spooling(&bucket, &disk);
+    let _stands_still = close_in_the_spool(&host, "old", 1);
+    let image = image_of(&disk);
+    host.crash();
+    let new_holder = bucket.host();
+    let session = recovery_bases(&bucket)[0].session;
+    snapshot(&new_holder, &format!("recovered-{session}-copy"));
+    new_holder.finish().expect("left");
+    let on_image = Host::spooling(&bucket, &image);
+    let made = on_image.assembled.spool_news().recovered[0]
+        .snapshot
+        .clone();
+    assert!(read_in(&on_image, &made, "old") == Some(noise(1, 1000)));
+}
+
+/// The disks of an image with one closed file, and of two images with four. One of those has
+/// lost the journal of the third file.
+struct Images {
+    bucket: Bucket,
+    oldest: SimulatedDisk,
+    damaged: SimulatedDisk,
+    whole: SimulatedDisk,
+}
+
+fn images() -> Images {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    let host = Host::spooling(&bucket, &disk);
+    let _stands_still = close_in_the_spool(&host, "1", 1);
+    let oldest = image_of(&disk);
+    close_another(&host, "2", 2);
+    close_another(&host, "3", 3);
+    close_another(&host, "4", 4);
+    let (damaged, whole) = (image_of(&disk), image_of(&disk));
+    let journal = files(&damaged, ".journal+").remove(2);
+    runtime()
+        .block_on(damaged.remove(&journal))
+        .expect("removed");
+    host.crash();
+    bucket.host().finish().expect("left");
+    let on_oldest = Host::spooling(&bucket, &oldest);
+    on_oldest.finish().expect("left");
+    Images {
+        bucket,
+        oldest,
+        damaged,
+        whole,
+    }
+}
+
+/// The snapshot of the damaged one has the name of all that its journals state.
+#[test]
+fn what_a_whole_image_holds_is_recovered_after_an_accepted_loss() {
+    let images = images();
+    let on_damaged = mount(&images.bucket, &images.damaged, true, "main").expect("accepted");
+    assert_eq!(on_damaged.assembled.spool_news().stranded.len(), 1);
+    on_damaged.finish().expect("left");
+    let mut names = Vec::new();
+    for disk in [&images.whole, &images.whole.copy()] {
+        let on_whole = Host::spooling(&images.bucket, disk);
+        let made = on_whole.assembled.spool_news().recovered[0]
+            .snapshot
+            .clone();
+        assert!(
+            read_in(&on_whole, &made, "4") == Some(noise(4, 1000)),
+            "{made}"
+        );
+        on_whole.finish().expect("left");
+        assert!(files(disk, "+").is_empty(), "the spool is gone");
+        names.push(made);
+    }
+    assert_eq!(names[0], names[1]);
+}
+
+/// The loss of an image was accepted, and the machine died before the snapshot was made. That of an
+/// older image does not replace it.
+#[test]
+fn an_accepted_loss_is_accepted_for_its_own_snapshot_only() {
+    let images = images();
+    let refusing = std::sync::Arc::new(FaultStore::new(images.bucket.memory.clone()));
+    let refused = Strike::with(Fault::FailBefore(StoreErrorKind::Denied)).on(Operation::Replace);
+    refusing.plan(refused.always());
+    let settings = Settings {
+        accept_loss: true,
+        ..Settings::default()
+    };
+    let failed = Host::spooling_through(refusing, &images.damaged, settings);
+    assert!(failed.is_err(), "it cannot make the snapshot");
+    let kept = files(&images.damaged, ".journal+");
+    assert_eq!(kept.len(), 3);
+    let host = Host::spooling(&images.bucket, &images.damaged);
+    assert!(host.assembled.spool_news().recovered.is_empty());
+    assert_eq!(files(&images.damaged, ".journal+"), kept, "the spool stays");
+    host.finish().expect("left");
+    assert!(files(&images.oldest, "+").is_empty());
+    let host = mount(&images.bucket, &images.damaged, true, "main").expect("accepted");
+    let news = host.assembled.spool_news();
+    assert!(news.stranded[0].path.ends_with(".damaged"), "{news:?}");
+}

@@ -163,17 +163,17 @@ impl JournalWriter {
     /// Returns this writer for a session that stores through `content_store`. Each journal that the
     /// store takes counts there as an answer of the store.
     pub fn reporting_to(self, content_store: &ContentStore) -> Self {
-        let content_store = Some(content_store.clone());
         Self {
-            content_store,
+            content_store: Some(content_store.clone()),
             ..self
         }
     }
 
-    /// Returns whether an entry waits for room in the spool.
+    /// Returns whether an entry waits for room in the spool that a commit may make.
     pub fn waits_for_room(&self) -> bool {
         let next = self.first_waiting().or_else(|| self.first_arrived());
-        let waits = self.spool.as_ref().zip(next);
+        let spool = self.spool.as_ref().filter(|spool| spool.usage().files > 0);
+        let waits = spool.zip(next);
         waits.is_some_and(|(spool, (_, bytes))| spool.lacks_room(bytes.len() as u64))
     }
 

@@ -356,6 +356,24 @@ fn a_spool_disk_that_hangs_makes_no_commits() {
     assert!(commits <= 1, "{commits} commits");
 }
 
+/// Other programs fill the disk. The spool holds nothing that a commit could free.
+#[test]
+fn a_disk_full_of_other_things_makes_no_commits() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    let host = local(&bucket, &disk, 256 << 20);
+    disk.set_capacity(Some(0));
+    let before = host.asked(Operation::Replace);
+    let slow = Strike::with(Fault::Delay(Duration::from_millis(100))).keys("journal/");
+    host.faults.plan(slow.always());
+    for number in 0..10 {
+        host.write("file", number, vec![b'a']);
+        host.fsync().expect("in the bucket");
+    }
+    let commits = host.asked(Operation::Replace) - before;
+    assert!(commits <= 1, "{commits} commits");
+}
+
 /// The disk of the spool hangs while it takes a pack that is on its way to the bucket as well.
 /// Returns the host whose fsync has returned then. The disk still hangs.
 fn fsynced_by_the_bucket(bucket: &Bucket, disk: &SimulatedDisk) -> Host {

@@ -44,6 +44,8 @@ pub(super) struct Overflow {
     demand: Arc<watch::Sender<Demand>>,
     /// Packs in the spool that no root names yet.
     kept: Mutex<HashMap<PackName, Kept>>,
+    /// Whether a task frees the memory of dropped puts.
+    is_freeing: Arc<AtomicBool>,
 }
 
 /// A pack in the spool.
@@ -110,6 +112,7 @@ impl Overflow {
             read_back: ByteGate::new(read_back),
             demand,
             kept: Mutex::default(),
+            is_freeing: Arc::default(),
         };
         (overflow, accepted)
     }
@@ -159,11 +162,24 @@ impl Overflow {
         self.kept.lock().insert(pack, Kept { spooled, end });
     }
 
-    /// Frees the memory of a put that was dropped, once the disk has answered.
+    /// Frees the memory of puts that were dropped, once the disk has answered. One task does that
+    /// for all, however many are dropped while the disk hangs.
     pub(super) fn free_dropped(&self) {
-        let spool = Arc::clone(&self.spool);
+        if self.is_freeing.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (spool, is_freeing) = (Arc::clone(&self.spool), Arc::clone(&self.is_freeing));
         // Not a background task of the session: it runs to its end even if the session ends first.
-        tokio::spawn(async move { spool.remove_dropped().await });
+        tokio::spawn(async move {
+            loop {
+                spool.remove_dropped().await;
+                is_freeing.store(false, Ordering::SeqCst);
+                // A put may have been dropped after the last look.
+                if !spool.has_dropped() || is_freeing.swap(true, Ordering::SeqCst) {
+                    return;
+                }
+            }
+        });
     }
 
     /// Releases packs that roots or acknowledged journals name.

@@ -224,12 +224,17 @@ impl Spool {
         // A second call waits for a draft that the first one has in hand: otherwise each put that is
         // dropped could leave its bytes in memory.
         let _alone = self.removing.lock().await;
-        if self.state.lock().dropped.is_empty() {
+        if !self.has_dropped() {
             return;
         }
         // Dropped after each draft, which goes back if this future is dropped.
         let _turn = self.writing.read().await;
         self.remove_drafts().await;
+    }
+
+    /// Returns whether a dropped call of [`Spool::put`] has left a file.
+    pub(crate) fn has_dropped(&self) -> bool {
+        !self.state.lock().dropped.is_empty()
     }
 
     async fn remove_drafts(&self) {

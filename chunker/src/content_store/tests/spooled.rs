@@ -237,9 +237,18 @@ async fn a_put_that_was_given_up_is_freed_once_the_disk_answers() {
     let ingest = world.spooling(&content_store, &disk, 256 << 20).await;
     world.slow_uploads(Duration::from_secs(5));
     disk.hold();
-    let files = store_noise(&ingest, 1200, 8).await;
+    let mut files = store_noise(&ingest, 1200, 8).await;
     world.commit(&ingest).await;
     let spool = Arc::clone(ingest.spool().expect("has one"));
+    let tasks = || {
+        tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks()
+    };
+    let before = tasks();
+    files.extend(store_noise(&ingest, 1300, 48).await);
+    world.commit(&ingest).await;
+    assert!(tasks() <= before + 1, "tasks: {before}, {}", tasks());
     let almost_all = (256 << 20) - 1000;
     assert_eq!(content_store.metrics().bytes_spooled, 0);
     assert!(spool.lacks_room(almost_all), "a put is under way");

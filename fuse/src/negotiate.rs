@@ -10,8 +10,6 @@
 //! - PARALLEL_DIROPS: lookups and listings of one directory do not queue.
 //! - DO_READDIRPLUS, READDIRPLUS_AUTO: `ls -l` and rsync get attributes with the names; a plain
 //!   `ls` does not pay for them.
-//! - ATOMIC_O_TRUNC: open(O_TRUNC) is one request. No program sees the file opened and not yet
-//!   truncated.
 //! - HANDLE_KILLPRIV_V2: without it the kernel asks for `security.capability` before every cached
 //!   write. The filesystem clears set-user-id bits where requests say so. Not requested for mounts
 //!   with `suid`.
@@ -26,6 +24,9 @@
 //!
 //! Not requested:
 //!
+//! - ATOMIC_O_TRUNC: the kernel sends the open request, which would truncate the file, before it
+//!   looks whether the file is a program that runs. Without it, the kernel truncates the file after
+//!   the open, by a setattr request without a handle.
 //! - ASYNC_DIO: the kernel drops pages that a reader fetched during a direct write only if it waits
 //!   for the write.
 //! - AUTO_INVAL_DATA: drops the pages just written at the next stat.
@@ -56,7 +57,6 @@ const WANTED: &[(InitFlags, &str)] = &[
     (InitFlags::FUSE_PARALLEL_DIROPS, "PARALLEL_DIROPS"),
     (InitFlags::FUSE_DO_READDIRPLUS, "DO_READDIRPLUS"),
     (InitFlags::FUSE_READDIRPLUS_AUTO, "READDIRPLUS_AUTO"),
-    (InitFlags::FUSE_ATOMIC_O_TRUNC, "ATOMIC_O_TRUNC"),
     (InitFlags::FUSE_HANDLE_KILLPRIV_V2, "HANDLE_KILLPRIV_V2"),
     (InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP, "DIRECT_IO_ALLOW_MMAP"),
     (InitFlags::FUSE_CACHE_SYMLINKS, "CACHE_SYMLINKS"),
@@ -121,7 +121,6 @@ impl Negotiation {
             direct_io_mmap: offered.contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP),
             kill_privileges: offered.contains(InitFlags::FUSE_HANDLE_KILLPRIV_V2),
             readdirplus: offered.contains(InitFlags::FUSE_DO_READDIRPLUS),
-            atomic_truncate: offered.contains(InitFlags::FUSE_ATOMIC_O_TRUNC),
         };
         debug!(?granted, "greeted the kernel");
         // INIT happens once per mount, so the cell is empty.

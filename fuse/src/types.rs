@@ -217,7 +217,8 @@ pub struct OpenFlags {
     pub write: bool,
     /// `O_APPEND`. The kernel already sends offsets at the end of the file as it knows it.
     pub append: bool,
-    /// `O_TRUNC`: this request also truncates the file.
+    /// `O_TRUNC`, on create: this request also truncates the file. With an open it never arrives:
+    /// a setattr request without a handle follows.
     pub truncate: bool,
     /// `O_EXCL`, on create: an existing name is an error.
     pub exclusive: bool,
@@ -259,7 +260,8 @@ pub struct AttributeChange {
     pub mtime: Option<TimeChange>,
     /// New change time. The kernel sends it only in modes that this crate does not request.
     pub ctime: Option<Timestamp>,
-    /// The handle of ftruncate(2) and similar calls. The mode of the open file permits the change;
+    /// The handle of ftruncate(2) and similar calls; none for truncate(2), and for open(2) with
+    /// `O_TRUNC`. The mode of the open file permits the change;
     /// its current permissions do not matter.
     pub handle: Option<Handle>,
     /// With `size`: clear set-user-id, and set-group-id if the group may execute. A change of owner
@@ -435,6 +437,4 @@ pub struct Granted {
     pub kill_privileges: bool,
     /// Listings may carry attributes.
     pub readdirplus: bool,
-    /// `O_TRUNC` arrives with the open request; otherwise as a setattr request after it.
-    pub atomic_truncate: bool,
 }

@@ -290,6 +290,25 @@ impl Mount {
         Ok(())
     }
 
+    /// Counts that a truncation begins or has ended, as [`Mount::writes_through`].
+    ///
+    /// # Errors
+    /// As [`Mount::check_handle`], if it is one through a handle.
+    pub(super) fn truncates(
+        &self,
+        number: Number,
+        handle: Option<Handle>,
+    ) -> Result<(), VolumeError> {
+        if let Some(handle) = handle {
+            return self.writes_through(handle);
+        }
+        let is_open = |volume: Arc<Volume>| volume.usage().is_open(number.inode);
+        if self.volume().is_some_and(is_open) {
+            self.handles.truncated(number);
+        }
+        Ok(())
+    }
+
     pub(super) fn opendir(&self, number: Number) -> Result<Opened, VolumeError> {
         let since = self.current.turn();
         if let (Some(volume), 0, false) = (self.volume(), number.snapshot, number.is_special()) {

@@ -86,6 +86,18 @@ impl Handles {
         }
     }
 
+    /// Counts a truncation of a file by its name, for every handle of it: one of them may be that
+    /// of the open(2) that demanded it. Visits every handle of the mount.
+    pub fn truncated(&self, number: Number) {
+        for open in self.open.lock().values() {
+            if let Open::File(file) = open.as_ref()
+                && file.number == number
+            {
+                file.written.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+    }
+
     /// Counts a change of contents through a mapping, for every handle that may write to the file,
     /// because the kernel writes through any of them. Visits every handle of the mount.
     pub fn wrote_by_mapping(&self, number: Number) {

@@ -53,9 +53,10 @@ impl Mount {
             return self.getattr(number).await;
         }
         let volume = self.volume_for(number)?;
-        let truncated = change.handle.filter(|_| change.size.is_some());
-        if let Some(handle) = truncated {
-            self.writes_through(handle)?;
+        let truncates = change.size.is_some();
+        let handle = change.handle;
+        if truncates {
+            self.truncates(number, handle)?;
         }
         let now = volume.now();
         let moment = |time: Option<TimeChange>| -> Option<Timestamp> {
@@ -75,8 +76,8 @@ impl Mount {
         };
         let attributes = volume.set_attributes(number.inode, change).await?;
         // Counted again at the end, for a close(2) that ran meanwhile.
-        if let Some(handle) = truncated {
-            self.writes_through(handle)?;
+        if truncates {
+            self.truncates(number, handle)?;
         }
         Ok(convert::stat(
             self.shown(number, &attributes)?,

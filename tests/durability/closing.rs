@@ -275,6 +275,37 @@ fn close_durable_waits_for_an_empty_file_and_a_truncation() {
     assert_eq!(host.read("cut"), Some(b"kept".to_vec()));
 }
 
+/// As open(2) with O_TRUNC does, after the open request: the kernel names no handle.
+#[test]
+fn close_durable_waits_for_a_truncation_through_the_name() {
+    let bucket = Bucket::new();
+    let host = host(&bucket, CloseMode::Durable);
+    let first = written(&host, "cut", b"lost");
+    close(&host, first)
+        .recv()
+        .expect("answered")
+        .expect("closed");
+    let ino = first.0;
+    let flags = OpenFlags {
+        write: true,
+        ..OpenFlags::default()
+    };
+    let opened = ask(&host, |vfs, reply| vfs.open(CALLER, ino, flags, reply));
+    let opened = opened.recv().expect("answered").expect("opened");
+    let change = AttributeChange {
+        size: Some(0),
+        ..AttributeChange::default()
+    };
+    let truncated = ask(&host, |vfs, reply| vfs.setattr(CALLER, ino, change, reply));
+    truncated.recv().expect("answered").expect("truncated");
+    close(&host, (ino, opened.handle))
+        .recv()
+        .expect("answered")
+        .expect("closed");
+    host.crash();
+    assert_eq!(bucket.host().read("cut"), Some(Vec::new()));
+}
+
 #[test]
 fn an_empty_file_is_in_the_bucket_a_second_after_close() {
     let bucket = Bucket::new();

@@ -5,6 +5,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::process::Command;
 
 use bkfs_fuse::{Access, MountConfig, MountOptions, Notifier, Ownership};
 
@@ -342,15 +343,38 @@ fn ranges_are_allocated_punched_sought_and_copied() {
 }
 
 #[test]
-fn truncation_comes_with_the_open() {
+fn truncation_comes_after_the_open() {
     let mounted = Mounted::new();
     let path = mounted.path("file");
     fs::write(&path, b"long contents").unwrap();
     fs::write(&path, b"short").unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"short");
     let counters = &mounted.memory.counters;
-    assert_eq!(count(&counters.truncating_opens), 1);
-    assert_eq!(count(&counters.truncating_setattrs), 0);
+    assert_eq!(count(&counters.truncating_opens), 0);
+    assert_eq!(count(&counters.truncating_setattrs), 1);
+    mounted.end();
+}
+
+/// The kernel knows whether a program is running only after it has sent the open request.
+#[test]
+fn a_running_program_is_not_truncated() {
+    let mounted = Mounted::new();
+    let path = mounted.path("program");
+    let mut running = while_no_program_runs(|| {
+        fs::copy("/bin/sleep", &path).unwrap();
+        Command::new(&path).arg("60").spawn().unwrap()
+    });
+    let truncating = libc::O_RDONLY | libc::O_TRUNC;
+    let opened = OpenOptions::new()
+        .read(true)
+        .custom_flags(truncating)
+        .open(&path);
+    let is_running = running.try_wait().unwrap().is_none();
+    running.kill().unwrap();
+    running.wait().unwrap();
+    assert_eq!(errno(opened), libc::ETXTBSY);
+    assert!(is_running);
+    assert_eq!(fs::read(&path).unwrap(), fs::read("/bin/sleep").unwrap());
     mounted.end();
 }
 

@@ -66,7 +66,7 @@ pub fn config() -> MountConfig {
 
 /// A program that starts has copies of all open files of this process for a moment, of the files
 /// on the mounts of other tests too. Such a mount is busy for that moment.
-fn while_no_program_runs<T>(work: impl FnOnce() -> T) -> T {
+pub fn while_no_program_runs<T>(work: impl FnOnce() -> T) -> T {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _held = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     work()

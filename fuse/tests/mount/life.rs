@@ -44,7 +44,7 @@ fn the_mount_table_names_source_and_type() {
     let granted = mounted.session.granted();
     assert_eq!(*mounted.memory.granted.lock(), Some(granted));
     assert_eq!(granted.max_write_bytes, 1 << 20);
-    assert!(granted.kill_privileges && granted.readdirplus && granted.atomic_truncate);
+    assert!(granted.kill_privileges && granted.readdirplus);
     mounted.end();
 }
 

@@ -35,6 +35,9 @@ pub struct Run {
     /// tool starts, in UTC: %F is the date, %T the time, %% a percent sign (date(1) lists all)
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+    /// If the tool succeeds, move the older snapshot of this name into the trash
+    #[arg(long, requires = "name")]
+    replace: bool,
     /// Tag the snapshot; may be repeated
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
@@ -74,11 +77,27 @@ pub fn run(mut command: Run, _: &Global, output: &Output) -> Result<i32, Failure
         output.result(&answer, String::new)?;
     }
     output.finding(format_args!(
-        "snapshot {} (generation {})",
+        "snapshot {} (generation {}){}",
         answer["name"].as_str().unwrap_or_default(),
-        answer["generation"].as_u64().unwrap_or_default()
+        answer["generation"].as_u64().unwrap_or_default(),
+        match answer["replaced"] == true {
+            true => "; the older one is in the trash",
+            false => "",
+        }
     ));
     Ok(0)
+}
+
+impl Run {
+    /// Returns what the mount is asked for.
+    fn wanted(&self) -> Value {
+        let mut wanted = json!({ "name": self.name, "tags": self.tags });
+        // A daemon of an older version does not know the word.
+        if self.replace {
+            wanted["replace"] = json!(true);
+        }
+        wanted
+    }
 }
 
 /// Returns a name with the time in it.
@@ -131,12 +150,13 @@ fn healthy(mount: &MountClient) -> Result<Seen, Failure> {
 
 /// Refuses a name or tag that no snapshot can have now, before the tool starts.
 fn refuse_name(command: &Run, mount: &MountClient) -> Result<(), Failure> {
-    let asked = mount.request(&json!({ "name": { "name": command.name, "tags": command.tags } }));
+    let asked = mount.request(&json!({ "name": command.wanted() }));
     match asked {
         // A daemon of an older version does not know the question.
-        Err(failure) if failure.code == Code::Usage => Ok(()),
+        Err(failure) if failure.code == Code::Usage && !command.replace => Ok(()),
         Err(failure) => {
-            let hint = "Give another --name, or none: the time in UTC then is the name.";
+            let hint = "Give another --name, or none: the time in UTC then is the name. --replace \
+                        replaces the older snapshot.";
             let hint = match &failure.hint {
                 Some(taken) => format!("{hint} {taken}"),
                 None => hint.to_owned(),
@@ -154,7 +174,7 @@ fn snapshot(
     output: &Output,
 ) -> Result<Value, Failure> {
     require_same(mount, before)?;
-    let request = json!({ "snapshot": { "name": command.name, "tags": command.tags } });
+    let request = json!({ "snapshot": command.wanted() });
     let interrupt = Interrupt::hear()?;
     let made = match patience::request(mount, &request, &interrupt, output)? {
         Waited::Answer(made) => made,

@@ -20,7 +20,7 @@ use crate::mounting::supervisor::MountSupervisor;
 use crate::mounting::waiting::Waiting;
 use crate::outage::fails_in;
 use crate::repository::Repository;
-use crate::root::snapshots::check_new;
+use crate::root::snapshots::{SnapshotList, check_new};
 use crate::root::state::HolderInfo;
 use crate::tree::item::Timestamp;
 use crate::vfs::live::Current;
@@ -67,17 +67,9 @@ pub struct MountControl {
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum Request {
     /// Make a snapshot.
-    Snapshot {
-        name: Option<String>,
-        #[serde(default)]
-        tags: Vec<String>,
-    },
+    Snapshot(WantedSnapshot),
     /// Say whether a snapshot could have this name and these tags.
-    Name {
-        name: Option<String>,
-        #[serde(default)]
-        tags: Vec<String>,
-    },
+    Name(WantedSnapshot),
     /// Commit everything, and freeze the volume until the unmount.
     Drain {},
     /// The unmount failed.
@@ -88,11 +80,23 @@ enum Request {
     Acknowledge {},
 }
 
+/// What a snapshot is to be.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WantedSnapshot {
+    name: Option<String>,
+    #[serde(default)]
+    tags: Vec<String>,
+    /// Whether an older one of this name goes into the trash.
+    #[serde(default)]
+    replace: bool,
+}
+
 impl MountControl {
     async fn carry_out(&self, request: Request) -> Result<Value, VolumeError> {
         let (Some(volume), Some(supervisor)) = (self.current.volume(), &self.supervisor) else {
             return match request {
-                Request::Snapshot { .. } | Request::Name { .. } => Err(VolumeError::ReadOnly),
+                Request::Snapshot(_) | Request::Name(_) => Err(VolumeError::ReadOnly),
                 Request::Status {} => Ok(self.facts()),
                 Request::Drain {} | Request::Resume {} | Request::Acknowledge {} => {
                     Ok(json!({ "generation": self.generation() }))
@@ -124,11 +128,8 @@ impl MountControl {
                     "generation": self.generation(),
                 }))
             }
-            Request::Snapshot { name, tags } => {
-                let made = volume.snapshot(SnapshotRequest { name, tags }).await?;
-                Ok(json!({ "name": made.snapshot, "generation": made.generation }))
-            }
-            Request::Name { name, tags } => self.check_name(name, &tags).await,
+            Request::Snapshot(new) => self.snapshot(&volume, new).await,
+            Request::Name(new) => self.check_name(new).await,
             Request::Drain {} => {
                 let committed = drain(&volume, &self.drains).await?;
                 Ok(json!({ "generation": committed.generation }))
@@ -141,18 +142,47 @@ impl MountControl {
         }
     }
 
+    async fn snapshot(&self, volume: &Volume, new: WantedSnapshot) -> Result<Value, VolumeError> {
+        let WantedSnapshot { name, tags, .. } = new;
+        let mut is_replaced = false;
+        if let (true, Some(name)) = (new.replace, &name) {
+            // Stored first: if the new snapshot is not made, another one can have this state.
+            volume.commit().await?;
+            is_replaced = self.forget(name).await?;
+        }
+        let made = volume.snapshot(SnapshotRequest { name, tags }).await;
+        let made = made.map_err(|error| match is_replaced {
+            true => VolumeError::Commit(format!(
+                "{error}. The older snapshot is in the trash: bkfs forget --undo brings it back"
+            )),
+            false => error,
+        })?;
+        let (name, generation) = (made.snapshot, made.generation);
+        Ok(json!({ "name": name, "generation": generation, "replaced": is_replaced }))
+    }
+
+    /// Moves the snapshot of a name into the trash. Returns false if there is none.
+    async fn forget(&self, name: &str) -> Result<bool, VolumeError> {
+        let history = self.current.history().ok_or(VolumeError::ReadOnly)?;
+        match history.forget(name).await {
+            Err(VolumeError::NotFound) => Ok(false),
+            forgotten => forgotten.map(|()| true),
+        }
+    }
+
     /// Refuses a name or tag that no snapshot could have now. While the list cannot be read, only
     /// the snapshot itself will tell.
-    async fn check_name(
-        &self,
-        name: Option<String>,
-        tags: &[String],
-    ) -> Result<Value, VolumeError> {
+    async fn check_name(&self, new: WantedSnapshot) -> Result<Value, VolumeError> {
+        let WantedSnapshot { name, tags, .. } = new;
         let list = tokio::time::timeout(NAME_WAIT, self.repository.snapshots()).await;
         let Ok(Ok(list)) = list else {
             return Ok(json!({ "name": name, "checked": false }));
         };
-        check_new(&list, &self.volume_name, name.as_deref(), tags)
+        let list = match new.replace {
+            true => SnapshotList::default(),
+            false => list,
+        };
+        check_new(&list, &self.volume_name, name.as_deref(), &tags)
             .map_err(|error| VolumeError::SnapshotName(error.to_string()))?;
         Ok(json!({ "name": name, "checked": true }))
     }

@@ -61,6 +61,27 @@ run_refuses_a_taken_name_first() {
   unmounted
 }
 
+# The older backup stays until the tool has succeeded and what it wrote is stored.
+run_replaces_the_older_of_a_name() {
+  local held=$MNT/.snapshots/weekly/replaced
+  mounted
+  exits 2 bkfs run --replace "$MNT" -- true
+  exits 0 bkfs run --name weekly --replace "$MNT" -- sh -c "echo first >'$MNT/replaced'"
+  exits 3 bkfs run --name weekly --replace "$MNT" -- sh -c "echo second >'$MNT/replaced'; exit 3"
+  [ "$(cat "$held")" = first ] || wrong "a tool that failed has replaced it"
+  exits 125 bkfs run --name .weekly --replace "$MNT" -- touch "$MNT/not-started"
+  [ ! -e "$MNT/not-started" ] || wrong "the tool was started"
+  exits 0 bkfs run --name weekly --replace "$MNT" -- sh -c "echo third >'$MNT/replaced'"
+  says 'snapshot weekly' 'the older one is in the trash'
+  [ "$(cat "$held")" = third ] || wrong "it holds $(cat "$held")"
+  exits 0 bkfs run --name weekly --replace --json "$MNT" -- true
+  says '"replaced": *true'
+  unmounted
+  exits 0 bkfs forget "$URL" weekly
+  exits 0 bkfs forget "$URL" --undo weekly
+  [ "$(bkfs dump "$URL" weekly:/replaced)" = third ]
+}
+
 # --- what other volumes hold ----------------------------------------------------------------------
 
 nothing_found_leads_to_other_volumes() {
@@ -477,6 +498,8 @@ progress_is_shown_on_a_terminal() {
 case_of "status counts what was accepted and waits for a slow store" status_counts_what_waits
 case_of "run refuses a taken name before the tool starts, and at its end" \
   run_refuses_a_taken_name_first
+case_of "run replaces the older snapshot of a name once the tool has succeeded" \
+  run_replaces_the_older_of_a_name
 case_of "a command that finds nothing names the volumes that have snapshots" \
   nothing_found_leads_to_other_volumes
 case_of "every command takes a mount in place of a URL" mounts_stand_for_urls

@@ -302,10 +302,7 @@ impl Mount {
         if let Some(handle) = handle {
             return self.writes_through(handle);
         }
-        let is_open = |volume: Arc<Volume>| volume.usage().is_open(number.inode);
-        if self.volume().is_some_and(is_open) {
-            self.handles.truncated(number);
-        }
+        self.handles.wrote_by_any(number);
         Ok(())
     }
 

@@ -86,21 +86,10 @@ impl Handles {
         }
     }
 
-    /// Counts a truncation of a file by its name, for every handle of it: one of them may be that
-    /// of the open(2) that demanded it. Visits every handle of the mount.
-    pub fn truncated(&self, number: Number) {
-        for open in self.open.lock().values() {
-            if let Open::File(file) = open.as_ref()
-                && file.number == number
-            {
-                file.written.fetch_add(1, Ordering::SeqCst);
-            }
-        }
-    }
-
-    /// Counts a change of contents through a mapping, for every handle that may write to the file,
-    /// because the kernel writes through any of them. Visits every handle of the mount.
-    pub fn wrote_by_mapping(&self, number: Number) {
+    /// Counts a change of contents for which the kernel names no handle, or any: by a mapping, or by
+    /// a truncation that may be part of an open(2). Counts it for every handle that may write to
+    /// the file. Visits every handle of the mount.
+    pub fn wrote_by_any(&self, number: Number) {
         for open in self.open.lock().values() {
             if let Open::File(file) = open.as_ref()
                 && file.number == number

@@ -148,7 +148,7 @@ impl Mount {
     ) -> Result<Created, VolumeError> {
         let (parent, name) = (making.parent, making.name.clone());
         let user = making.caller.uid;
-        let (entry, is_new) = match self.make(making).await {
+        let (mut entry, is_new) = match self.make(making).await {
             Err(VolumeError::Exists) if !flags.exclusive => {
                 match self.lookup(parent, name).await? {
                     bkfs_fuse::Lookup::Found(entry) => (entry, false),
@@ -159,10 +159,16 @@ impl Mount {
         };
         let ino = entry.attributes.ino;
         match self.open(user, Number::of(ino), flags).await {
-            Ok(opened) => {
+            Ok(mut opened) => {
                 // close(2) treats a new, empty file like one that was written to.
                 if is_new {
                     self.handles.wrote(opened.handle);
+                } else if flags.truncate {
+                    // The kernel has found a name that it did not know of, and its old contents.
+                    opened.keep_cache = false;
+                    if let Ok(stat) = self.getattr(Number::of(ino)).await {
+                        entry.attributes = stat.attributes;
+                    }
                 }
                 Ok(Created { entry, opened })
             }

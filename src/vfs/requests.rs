@@ -392,7 +392,7 @@ impl Mount {
             .await?;
         // Counted again at the end, for a close(2) that ran meanwhile.
         if by.from_cache {
-            self.handles.wrote_by_mapping(number);
+            self.handles.wrote_by_any(number);
         } else if let Some(Open::File(file)) = open.as_deref() {
             file.written.fetch_add(1, Ordering::SeqCst);
         }

@@ -426,9 +426,9 @@ impl Walk<'_> {
             // `is_first` has noted this name as a link to the first one.
         } else {
             make(self.job, source, place, parts).await;
-            if self.job.dates.is_due() {
-                self.date(parts).await;
-            }
+        }
+        if self.job.dates.is_due() {
+            self.date(parts).await;
         }
     }
 }

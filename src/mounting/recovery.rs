@@ -27,6 +27,7 @@ use crate::mounting::recovered::{Named, Recovered, find, last_of, tags};
 use crate::mounting::writing::{Writing, limits};
 use crate::root::commit::RootCommitter;
 use crate::root::error::RootError;
+use crate::root::journal_entry::prefix;
 use crate::root::kept::journal_number;
 use crate::root::record::CommitRecord;
 use crate::root::recovery_base::{KeptJournals, RecoveryBase, RecoveryBaseError};
@@ -104,10 +105,14 @@ pub(super) async fn recover(
 ) -> Result<Rescued, RecoveryError> {
     let JournalObjects { whole, damaged } = journals(left).await?;
     let handle = &writing.repository.handle;
-    let kept = handle.open_kept(SessionId(left.session()), &whole)?;
-    // Only the user of the volume has accepted a loss. Journals that say nothing are of any.
-    let is_of_volume = |kept: &KeptJournals| kept.volume == writing.volume;
-    let accepts_loss = accepts_loss && kept.as_ref().is_none_or(is_of_volume);
+    let session = SessionId(left.session());
+    let kept = handle.open_kept(session, &whole)?;
+    // Only the user of the volume has accepted a loss.
+    let prefix = prefix(handle.keyring(), &writing.volume, session);
+    let is_of_volume = |key: &str| key.starts_with(&prefix);
+    let accepts_loss = accepts_loss
+        && whole.iter().all(|(key, _)| is_of_volume(key))
+        && damaged.iter().all(|(key, _)| is_of_volume(key));
     let last = whole.last().map_or("", |(key, _)| key.as_str());
     let damage = |(_, path): &(String, String)| RecoveryError::Damaged { path: path.clone() };
     // One before whole journals leaves a gap between them, or is covered.

@@ -4,11 +4,12 @@
 //! Owns: their names and tags, and which of them has all that a spool holds. Does not own: making
 //! them (`recovery`).
 //!
-//! Copies of one spool can hold more or less of its session. A snapshot that has less than another
-//! copy holds does not stand for it. That of the other copy gets a further name.
+//! Copies of one spool can hold more or less of its session, and after a fork other things. A
+//! snapshot stands for the spools that end where it ends. That of another copy gets a further name.
 
 use crate::repository::Repository;
 use crate::root::error::RootError;
+use crate::root::journal_entry::JournalEntry;
 use crate::root::recovery_base::KeptJournals;
 
 /// The tag of such snapshots.
@@ -32,20 +33,45 @@ pub(super) enum Named {
     Free(String),
 }
 
-/// Returns the last operation of journals, or 0 if there are none.
-pub(super) fn last_of(kept: &KeptJournals) -> u64 {
-    kept.entries.last().map_or(0, |entry| entry.last)
+/// How far the journals of a session go.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Extent {
+    /// The last operation, or 0 if there are none.
+    pub(super) last: u64,
+    /// The start of the hash of the journal that ends with it. Two machines that go on from one
+    /// image of a running machine's memory use the same numbers.
+    digest: String,
 }
 
-/// Returns the tags of a snapshot that has the operations of a session up to `last`.
-pub(super) fn tags(last: u64) -> Vec<String> {
-    vec![TAG.to_owned(), format!("through-{last}")]
-}
+impl Extent {
+    /// Returns the extent of journals.
+    pub(super) fn of(kept: &KeptJournals) -> Self {
+        Self::by(kept.entries.last())
+    }
 
-/// Returns the last operation that a snapshot with these tags has; none if it does not say.
-fn extent_of(tags: &[String]) -> Option<u64> {
-    let mut stated = tags.iter().filter_map(|tag| tag.strip_prefix("through-"));
-    stated.find_map(|last| last.parse().ok())
+    /// Returns the extent of the part of journals that ends with the operation `last`, if one does.
+    pub(super) fn up_to(kept: &KeptJournals, last: u64) -> Option<Self> {
+        let entry = kept.entries.iter().find(|entry| entry.last == last);
+        entry.map(|entry| Self::by(Some(entry)))
+    }
+
+    fn by(entry: Option<&JournalEntry>) -> Self {
+        let operations = entry.map_or(&[][..], |entry| &entry.operations);
+        let digest = blake3::hash(operations).to_hex();
+        Self {
+            last: entry.map_or(0, |entry| entry.last),
+            digest: digest[..16].to_owned(),
+        }
+    }
+
+    /// Returns the tags of a snapshot that has the operations of a session up to here.
+    pub(super) fn tags(&self) -> Vec<String> {
+        vec![TAG.to_owned(), self.tag()]
+    }
+
+    fn tag(&self) -> String {
+        format!("through-{}-{}", self.last, self.digest)
+    }
 }
 
 /// Returns a name for the snapshot of a spool whose journals end with `last`: the first one, or, if
@@ -58,15 +84,15 @@ fn name_of(first: &str, last: u64, number: u64) -> String {
     }
 }
 
-/// Looks for a snapshot that has the journals of a spool, or their part up to `replayed_through`.
-/// One in the trash counts.
+/// Looks for a snapshot of a session that ends with one of the extents in `wanted`. One in the
+/// trash counts.
 ///
 /// # Errors
 /// Those of reading the lists of snapshots.
 pub(super) async fn find(
     repository: &Repository,
     kept: &KeptJournals,
-    replayed_through: Option<u64>,
+    wanted: &[Extent],
     is_ours: bool,
 ) -> Result<Named, RootError> {
     let snapshots = repository.snapshots().await?;
@@ -74,8 +100,7 @@ pub(super) async fn find(
     let trash = repository.lists.known_trash(&root.trash).await?;
     let trash = || trash.iter().flat_map(|shard| shard.iter());
     let volume = &kept.volume;
-    let last = last_of(kept);
-    let wanted = replayed_through.map_or(last, |cut| cut.min(last));
+    let last = Extent::of(kept).last;
     let first = match is_ours {
         true => format!("recovered-{}", kept.session),
         false => format!("recovered-{}-copy", kept.session),
@@ -90,11 +115,39 @@ pub(super) async fn find(
         let Some(found) = found.or(forgotten.map(|entry| &entry.snapshot)) else {
             return Ok(Named::Free(name));
         };
-        if extent_of(&found.tags).is_some_and(|extent| extent >= wanted) {
+        let is_tagged = |extent: &Extent| found.tags.contains(&extent.tag());
+        if found.recovered && wanted.iter().any(is_tagged) {
             return Ok(Named::Made(Recovered {
                 volume: volume.clone(),
                 snapshot: name,
             }));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::state::SessionId;
+
+    fn kept(journals: &[(u64, &'static [u8])]) -> KeptJournals {
+        let entry = |(last, operations): &(u64, &'static [u8])| {
+            JournalEntry::new(*last..=*last, Default::default(), operations.to_vec())
+        };
+        KeptJournals {
+            session: SessionId(1),
+            volume: "main".into(),
+            entries: journals.iter().map(entry).collect(),
+        }
+    }
+
+    #[test]
+    fn journals_of_the_same_number_and_other_operations_are_others() {
+        let one = kept(&[(1, b"same"), (2, b"one")]);
+        let other = kept(&[(1, b"same"), (2, b"other"), (3, b"more")]);
+        assert_ne!(Extent::of(&one), Extent::up_to(&other, 2).unwrap());
+        assert_eq!(Extent::up_to(&one, 1), Extent::up_to(&other, 1));
+        assert_eq!(Extent::up_to(&one, 3), None);
+        assert_ne!(Extent::of(&one).tags(), Extent::of(&other).tags());
     }
 }

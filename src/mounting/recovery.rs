@@ -23,7 +23,7 @@ use bkfs_chunker::verify::chunks_of;
 use tokio::sync::oneshot;
 
 use crate::mounting::format;
-use crate::mounting::recovered::{Named, Recovered, find, last_of, tags};
+use crate::mounting::recovered::{Extent, Named, Recovered, find};
 use crate::mounting::writing::{Writing, limits};
 use crate::root::commit::RootCommitter;
 use crate::root::error::RootError;
@@ -69,6 +69,16 @@ pub enum RecoveryError {
     /// The volume could not be made.
     #[error(transparent)]
     Volume(#[from] VolumeError),
+}
+
+impl RecoveryError {
+    /// Returns whether what the journals stand on is gone, so that a later try fails as well.
+    fn is_lasting(&self) -> bool {
+        match self {
+            Self::RecoveryBase(error) => !matches!(error, RecoveryBaseError::Root(_)),
+            error => matches!(error, Self::Gone(_)),
+        }
+    }
 }
 
 impl From<ContentError> for RecoveryError {
@@ -130,22 +140,39 @@ pub(super) async fn recover(
             damage: behind,
         });
     };
-    let snapshot = match find(&writing.repository, &kept, left.replayed_through(), is_ours).await? {
-        Named::Made(snapshot) => {
-            return Ok(Rescued {
-                made: Some(snapshot),
-                damage: left_out(left, &whole, damaged.first().map(damage)),
-            });
-        }
+    let repository = &writing.repository;
+    let made = |snapshot| Rescued {
+        made: Some(snapshot),
+        damage: left_out(left, &whole, damaged.first().map(damage)),
+    };
+    // The part of which a loss was accepted: not enough while all of it can be read.
+    let part = left.replayed_through();
+    let part = part.and_then(|last| Extent::up_to(&kept, last));
+    let is_whole = damaged.is_empty() && hole_in(&whole).is_none();
+    let mut wanted = vec![Extent::of(&kept)];
+    if !is_whole {
+        wanted.extend(part.clone());
+    }
+    let snapshot = match find(repository, &kept, &wanted, is_ours).await? {
+        Named::Made(snapshot) => return Ok(made(snapshot)),
         Named::Free(snapshot) => snapshot,
     };
     let accepted = accepts_loss.then_some(behind);
     let aim = Aim { snapshot, is_ours };
-    match recover_whole(left, writing, kept, aim, accepted).await {
-        Err(RecoveryError::RecoveryBase(RecoveryBaseError::Gap { .. })) if !damaged.is_empty() => {
+    let error = match recover_whole(left, writing, kept.clone(), aim, accepted).await {
+        Err(error) => error,
+        done => return done,
+    };
+    if error.is_lasting()
+        && let Named::Made(snapshot) = find(repository, &kept, part.as_slice(), is_ours).await?
+    {
+        return Ok(made(snapshot));
+    }
+    match error {
+        RecoveryError::RecoveryBase(RecoveryBaseError::Gap { .. }) if !damaged.is_empty() => {
             Err(damage(&damaged[0]))
         }
-        done => done,
+        error => Err(error),
     }
 }
 
@@ -210,7 +237,7 @@ async fn recover_whole(
         return Ok(Rescued { made: None, damage });
     };
     if damage.is_some() {
-        left.mark_incomplete(last_of(&kept)).await?;
+        left.mark_incomplete(Extent::of(&kept).last).await?;
     }
     let handle = &repository.handle;
     let processes = repository.environment.processes.as_ref();
@@ -345,7 +372,7 @@ impl Recovery<'_> {
         }));
         let request = SnapshotRequest {
             name: Some(name.to_owned()),
-            tags: tags(last_of(&self.kept)),
+            tags: Extent::of(&self.kept).tags(),
         };
         let made = volume.snapshot(request).await;
         if made.is_err() {

@@ -1,6 +1,8 @@
 //! Disks of machines that were made of an image of one that holds a spool: they claim nothing of
 //! its session, and what each of them holds becomes a snapshot.
 
+use std::sync::Arc;
+
 use bkfs::mounting::settings::Settings;
 use bkfs_store::disk::Disk;
 use bkfs_store::{Operation, StoreErrorKind};
@@ -159,8 +161,8 @@ fn a_snapshot_that_does_not_say_what_it_has_replaces_no_image() {
     assert!(read_in(&on_image, &made, "old") == Some(noise(1, 1000)));
 }
 
-/// The disks of an image with one closed file, and of two images with four. One of those has
-/// lost the journal of the third file.
+/// The disks of an image with some closed files, and of two images with four. One of those has lost
+/// the journal of the third file.
 struct Images {
     bucket: Bucket,
     oldest: SimulatedDisk,
@@ -168,15 +170,19 @@ struct Images {
     whole: SimulatedDisk,
 }
 
-fn images() -> Images {
+/// `of_oldest` is the number of files that the oldest image has.
+fn images(of_oldest: u64) -> Images {
     let bucket = Bucket::new();
     let disk = SimulatedDisk::new();
     let host = Host::spooling(&bucket, &disk);
     let _stands_still = close_in_the_spool(&host, "1", 1);
-    let oldest = image_of(&disk);
-    close_another(&host, "2", 2);
-    close_another(&host, "3", 3);
-    close_another(&host, "4", 4);
+    let mut oldest = image_of(&disk);
+    for number in 2..=4 {
+        close_another(&host, &number.to_string(), number);
+        if number == of_oldest {
+            oldest = image_of(&disk);
+        }
+    }
     let (damaged, whole) = (image_of(&disk), image_of(&disk));
     let journal = files(&damaged, ".journal+").remove(2);
     runtime()
@@ -197,7 +203,7 @@ fn images() -> Images {
 /// The snapshot of the damaged one has the name of all that its journals state.
 #[test]
 fn what_a_whole_image_holds_is_recovered_after_an_accepted_loss() {
-    let images = images();
+    let images = images(1);
     let on_damaged = mount(&images.bucket, &images.damaged, true, "main").expect("accepted");
     assert_eq!(on_damaged.assembled.spool_news().stranded.len(), 1);
     on_damaged.finish().expect("left");
@@ -218,20 +224,25 @@ fn what_a_whole_image_holds_is_recovered_after_an_accepted_loss() {
     assert_eq!(names[0], names[1]);
 }
 
-/// The loss of an image was accepted, and the machine died before the snapshot was made. That of an
-/// older image does not replace it.
-#[test]
-fn an_accepted_loss_is_accepted_for_its_own_snapshot_only() {
-    let images = images();
-    let refusing = std::sync::Arc::new(FaultStore::new(images.bucket.memory.clone()));
+/// Accepts the loss of what an image cannot read, while the store refuses the snapshot.
+fn accept_in_vain(bucket: &Bucket, disk: &SimulatedDisk) {
+    let refusing = Arc::new(FaultStore::new(bucket.memory.clone()));
     let refused = Strike::with(Fault::FailBefore(StoreErrorKind::Denied)).on(Operation::Replace);
     refusing.plan(refused.always());
     let settings = Settings {
         accept_loss: true,
         ..Settings::default()
     };
-    let failed = Host::spooling_through(refusing, &images.damaged, settings);
+    let failed = Host::spooling_through(refusing, disk, settings);
     assert!(failed.is_err(), "it cannot make the snapshot");
+}
+
+/// The loss of an image was accepted, and the machine died before the snapshot was made. That of an
+/// older image does not replace it.
+#[test]
+fn an_accepted_loss_is_accepted_for_its_own_snapshot_only() {
+    let images = images(1);
+    accept_in_vain(&images.bucket, &images.damaged);
     let kept = files(&images.damaged, ".journal+");
     assert_eq!(kept.len(), 3);
     let host = Host::spooling(&images.bucket, &images.damaged);
@@ -242,4 +253,21 @@ fn an_accepted_loss_is_accepted_for_its_own_snapshot_only() {
     let host = mount(&images.bucket, &images.damaged, true, "main").expect("accepted");
     let news = host.assembled.spool_news();
     assert!(news.stranded[0].path.ends_with(".damaged"), "{news:?}");
+}
+
+/// A journal could not be read for a while, and its loss was accepted. An older image has made a
+/// snapshot of what comes before it.
+#[test]
+fn what_can_be_read_again_is_recovered_although_its_loss_was_accepted() {
+    let images = images(2);
+    let unread = files(&images.whole, ".journal+").remove(2);
+    images.whole.rot(&unread, 77);
+    accept_in_vain(&images.bucket, &images.whole);
+    // The same bits turn back.
+    images.whole.rot(&unread, 77);
+    let host = Host::spooling(&images.bucket, &images.whole);
+    let news = host.assembled.spool_news();
+    let made = news.recovered[0].snapshot.clone();
+    assert!(read_in(&host, &made, "4") == Some(noise(4, 1000)), "{made}");
+    assert!(news.stranded.is_empty(), "{news:?}");
 }

@@ -11,7 +11,9 @@ use bkfs_testing::disk::{DiskOperation, SimulatedDisk};
 use bkfs_testing::fault::{Fault, Gate, Strike};
 use bytes::Bytes;
 
+use crate::collecting::{gc, unlink};
 use crate::host::{Bucket, Host, noise, runtime};
+use crate::recovery_bases::read_in;
 
 const SPOOL_BYTES: u64 = 256 << 20;
 
@@ -307,20 +309,26 @@ enum Loss {
     Damaged,
     /// It can be read again: the disk answered an error for a while.
     ForAWhile,
+    /// The same, after what the journals stand on was collected.
+    ForTooLong,
 }
 
 /// The machine dies, or its disk refuses, between the snapshot and the setting aside.
 #[test]
 fn what_a_recovered_snapshot_lacks_stays_on_the_disk() {
-    for loss in [Loss::Gone, Loss::Damaged, Loss::ForAWhile] {
-        let (bucket, disk) = dead();
+    for loss in [Loss::Gone, Loss::Damaged, Loss::ForAWhile, Loss::ForTooLong] {
+        let (bucket, disk) = dead_after(|_, host| {
+            host.write("kept", 0, noise(9, BYTES));
+            host.run(host.volume().commit()).expect("committed");
+        });
         let new_holder = bucket.host();
+        unlink(&new_holder, "kept");
         new_holder.write("taken", 0, noise(4, 10));
         new_holder.finish().expect("left");
         let file = files(&disk, ".journal+").remove(1);
         match loss {
             Loss::Gone => runtime().block_on(disk.remove(&file)).expect("removed"),
-            Loss::Damaged | Loss::ForAWhile => disk.rot(&file, 777),
+            _ => disk.rot(&file, 777),
         }
         let last = files(&disk, ".journal+").pop().expect("the third");
         let name = last.file_name().expect("a name").to_owned();
@@ -331,11 +339,23 @@ fn what_a_recovered_snapshot_lacks_stays_on_the_disk() {
         host.finish().expect("unmounted");
         assert!(disk.paths().contains(&last), "it is not set aside");
         disk.heal();
-        if loss == Loss::ForAWhile {
+        if loss == Loss::ForTooLong {
+            gc(&bucket);
+            gc(&bucket);
+        }
+        if matches!(loss, Loss::ForAWhile | Loss::ForTooLong) {
             disk.rot(&file, 777);
         }
         let host = mount(&bucket, &disk, false, "main").expect("mounted");
+        let made = host.assembled.spool_news().recovered[0].snapshot.clone();
+        let third = read_in(&host, &made, "c");
         host.finish().expect("unmounted");
+        if loss == Loss::ForAWhile {
+            // All of it could be read: another snapshot has it.
+            assert!(third == Some(noise(3, BYTES)), "{made}");
+            continue;
+        }
+        assert_eq!(third, None);
         let is_kept = disk.paths().iter().any(|path| path.ends_with(&name));
         assert!(is_kept, "the third journal is in no commit and no snapshot");
     }

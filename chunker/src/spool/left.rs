@@ -15,9 +15,9 @@ use super::{LOCK, SpoolError, file, read_object, remove_directory};
 /// Suffix of a directory that is set aside; no session has such a name.
 const SET_ASIDE: &str = ".damaged";
 
-/// Start of the name of the file that records that only a part of a spool was replayed. The last
-/// number of that part follows.
-const INCOMPLETE: &str = "incomplete-";
+/// Start of the name of the file that records that only a part of a spool was replayed. A hyphen
+/// and the last number of that part follow. An older version wrote none.
+const INCOMPLETE: &str = "incomplete";
 
 /// The spool of a session whose process is gone. No other process works on it while this is held.
 #[derive(Debug)]
@@ -155,7 +155,8 @@ async fn open(
         }
         if let Some(last) = entry.name.strip_prefix(INCOMPLETE) {
             records.push(path);
-            replayed_through = replayed_through.max(last.parse().ok());
+            let last = last.strip_prefix('-').and_then(|last| last.parse().ok());
+            replayed_through = replayed_through.max(last);
             continue;
         }
         let Some((number, key)) = file::parse(&entry.name) else {
@@ -252,7 +253,7 @@ impl Leftover {
     /// # Errors
     /// `Disk` if the disk fails; the record may be there then.
     pub async fn mark_incomplete(&self, last: u64) -> Result<(), SpoolError> {
-        let path = self.directory.join(format!("{INCOMPLETE}{last}"));
+        let path = self.directory.join(format!("{INCOMPLETE}-{last}"));
         match self.disk.write_new(&path, &[]).await {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             written => written.map_err(|error| SpoolError::disk(&path, error))?,

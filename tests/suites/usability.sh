@@ -221,6 +221,53 @@ json_names_are_unambiguous() {
   bkfs put --json "$URL" "$name" -- echo x | jq -e '.path_b64 == "Y2Fm6Q=="'
 }
 
+# as_documented SECTION COMMAND…: the JSON that bkfs prints is that of the page.
+as_documented() {
+  local section=$1
+  shift
+  "$1" --json "${@:2}" >"$SUITE_TMP/documented" || true
+  python3 "$ROOT/tests/lib/json_page.py" "$ROOT/docs/json.md" "$section" "$SUITE_TMP/documented" ||
+    wrong "$section is not as on the page"
+}
+
+json_is_as_documented() {
+  local repository=$SUITE_TMP/documented-repository copied=$SUITE_TMP/documented-copy
+  local sealed=$SUITE_TMP/documented-sealed names=$MNT/documented
+  as_documented 'bkfs init' bkfs init --no-encryption "$repository"
+  exits 0 mount_at "$repository" "$MNT"
+  mkdir "$names"
+  echo x >"$names/$(printf 'caf\xe9')"
+  ln -s "$(printf 'caf\xe9')" "$names/link"
+  head -c $((2 * MIB)) /dev/urandom >"$names/large"
+  as_documented 'bkfs status' bkfs status "$MNT"
+  as_documented 'bkfs snapshot' bkfs snapshot "$MNT" one
+  echo y >"$names/new"
+  rm "$names/link"
+  as_documented 'bkfs run' bkfs run --name two "$MNT" -- true
+  as_documented 'Failure' bkfs run --name two "$MNT" -- true
+  as_documented 'bkfs session list' bkfs session list "$repository"
+  unmounted
+  as_documented 'bkfs put' bkfs put "$repository" "$(printf 'caf\xe9')" --name put -- echo x
+  as_documented 'bkfs snapshots' bkfs snapshots "$repository" --all
+  as_documented 'bkfs ls' bkfs ls -R "$repository" one
+  as_documented 'bkfs find' bkfs find "$repository" '*'
+  as_documented 'bkfs diff' bkfs diff "$repository" one two
+  as_documented 'bkfs restore' bkfs restore "$repository" one "$SUITE_TMP/documented-out" --dry-run
+  as_documented 'bkfs restore' bkfs restore "$repository" one "$SUITE_TMP/documented-out" --verify
+  as_documented 'bkfs stats' bkfs stats "$repository"
+  exits 0 bkfs init --no-encryption "$copied"
+  as_documented 'bkfs copy' bkfs copy "$repository" "$copied"
+  as_documented 'bkfs forget' bkfs forget "$repository" --keep-last 1
+  as_documented 'bkfs forget' bkfs forget "$repository" --undo one
+  as_documented 'bkfs gc' bkfs gc "$repository"
+  as_documented 'bkfs check' bkfs check "$repository"
+  find "$repository/data" -type f -exec truncate -s 100 '{}' +
+  as_documented 'bkfs restore' bkfs restore "$repository" one "$SUITE_TMP/documented-damaged"
+  as_documented 'bkfs check' bkfs check "$repository"
+  BKFS_PASSWORD=secret bkfs init "$sealed"
+  BKFS_PASSWORD=secret as_documented 'bkfs key list' bkfs key list "$sealed"
+}
+
 # --- hints ----------------------------------------------------------------------------------------
 
 # A full bucket is waited for: nothing is lost, and the mount goes on once there is room.
@@ -500,6 +547,7 @@ case_of "run refuses a taken name before the tool starts, and at its end" \
   run_refuses_a_taken_name_first
 case_of "run replaces the older snapshot of a name once the tool has succeeded" \
   run_replaces_the_older_of_a_name
+case_of "what --json prints is as the page says" json_is_as_documented
 case_of "a command that finds nothing names the volumes that have snapshots" \
   nothing_found_leads_to_other_volumes
 case_of "every command takes a mount in place of a URL" mounts_stand_for_urls

@@ -155,11 +155,11 @@ fn refuse_name(command: &Run, mount: &MountClient) -> Result<(), Failure> {
         // A daemon of an older version does not know the question.
         Err(failure) if failure.code == Code::Usage && !command.replace => Ok(()),
         Err(failure) => {
-            let hint = "Give another --name, or none: the time in UTC then is the name. --replace \
-                        replaces the older snapshot.";
             let hint = match &failure.hint {
-                Some(taken) => format!("{hint} {taken}"),
-                None => hint.to_owned(),
+                Some(taken) => format!(
+                    "Give another --name, or replace the older snapshot with --replace. {taken}"
+                ),
+                None => "Give another --name, or none: the time in UTC then is the name.".into(),
             };
             Err(failure.context("the tool was not started").hint(hint))
         }

@@ -20,10 +20,15 @@ fn host(bucket: &Bucket, close: CloseMode) -> Host {
 }
 
 fn open(host: &Host, name: &str) -> (Ino, Handle) {
+    open_to(host, name, true)
+}
+
+/// Opens a file to read, and to write if `write`.
+fn open_to(host: &Host, name: &str, write: bool) -> (Ino, Handle) {
     let ino = Ino(host.file(name));
     let flags = OpenFlags {
         read: true,
-        write: true,
+        write,
         ..OpenFlags::default()
     };
     let opened = ask(host, |vfs, reply| vfs.open(CALLER, ino, flags, reply));
@@ -275,7 +280,7 @@ fn close_durable_waits_for_an_empty_file_and_a_truncation() {
     assert_eq!(host.read("cut"), Some(b"kept".to_vec()));
 }
 
-/// As open(2) with O_TRUNC does, after the open request: the kernel names no handle.
+/// As open(2) with O_TRUNC does, after the open request.
 #[test]
 fn close_durable_waits_for_a_truncation_through_the_name() {
     let bucket = Bucket::new();
@@ -285,25 +290,37 @@ fn close_durable_waits_for_a_truncation_through_the_name() {
         .recv()
         .expect("answered")
         .expect("closed");
-    let ino = first.0;
-    let flags = OpenFlags {
-        write: true,
-        ..OpenFlags::default()
-    };
-    let opened = ask(&host, |vfs, reply| vfs.open(CALLER, ino, flags, reply));
-    let opened = opened.recv().expect("answered").expect("opened");
-    let change = AttributeChange {
-        size: Some(0),
-        ..AttributeChange::default()
-    };
-    let truncated = ask(&host, |vfs, reply| vfs.setattr(CALLER, ino, change, reply));
-    truncated.recv().expect("answered").expect("truncated");
-    close(&host, (ino, opened.handle))
+    let file = open(&host, "cut");
+    truncate_by_name(&host, file.0);
+    close(&host, file)
         .recv()
         .expect("answered")
         .expect("closed");
     host.crash();
     assert_eq!(bucket.host().read("cut"), Some(Vec::new()));
+}
+
+/// Truncates a file. The kernel names no handle.
+fn truncate_by_name(host: &Host, ino: Ino) {
+    let change = AttributeChange {
+        size: Some(0),
+        ..AttributeChange::default()
+    };
+    let truncated = ask(host, |vfs, reply| vfs.setattr(CALLER, ino, change, reply));
+    truncated.recv().expect("answered").expect("truncated");
+}
+
+#[test]
+fn a_reader_does_not_wait_for_what_others_truncate() {
+    let bucket = Bucket::new();
+    let host = host(&bucket, CloseMode::Durable);
+    host.write("file", 0, noise(1, 1000));
+    let file = open_to(&host, "file", false);
+    let hung = Strike::with(Fault::Hang).on_writes();
+    host.faults.plan(hung.always());
+    truncate_by_name(&host, file.0);
+    let closed = close(&host, file).recv_timeout(Duration::from_secs(5));
+    closed.expect("no wait").expect("closed");
 }
 
 #[test]

@@ -27,9 +27,7 @@ fn close_in_the_spool(host: &Host, name: &str, seed: u64) -> Gate {
     let gate = Gate::new();
     let held = Strike::with(Fault::HoldBefore(gate.clone())).on_writes();
     host.faults.plan(held.always());
-    host.write(name, 0, noise(seed, 1000));
-    host.volume().fsync_within();
-    host.wait(KEPT_AFTER);
+    close_another(host, name, seed);
     gate
 }
 

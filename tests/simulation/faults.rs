@@ -18,6 +18,11 @@ const PROMPT: Duration = Duration::from_secs(1);
 /// Percentage of the requests for packs that the spread of a world delays.
 const SPREAD_PERCENT: u32 = 30;
 
+/// Longest times for which the upload of a data pack and of a metadata pack is held, in
+/// milliseconds.
+const DATA_HELD_MS: u64 = 3_000;
+const METADATA_HELD_MS: u64 = 50_000;
+
 /// The fate of a request. Times are in addition to those of its ordinary way.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fate {
@@ -79,6 +84,8 @@ pub struct Way {
     pub fate: Fate,
     /// If its machine dies meanwhile: whether the request was sent already.
     pub sent: bool,
+    /// Whether the request is held, alone, while others of its kind pass.
+    pub is_held: bool,
 }
 
 /// The rate of each fault, in ten thousandths of all requests. Each run draws its own rates, so
@@ -141,6 +148,8 @@ struct State {
     struck: BTreeMap<&'static str, u64>,
     /// Number of callers that hold a [`Rest`].
     rests: u32,
+    /// Percentage of the uploads of packs that are held.
+    held_percent: u32,
 }
 
 impl Faults {
@@ -156,6 +165,7 @@ impl Faults {
                 weather: Weather::new(seed, manners.gap_ms),
                 struck: BTreeMap::new(),
                 rests: 0,
+                held_percent: manners.held_percent,
             }),
         }
     }
@@ -165,6 +175,7 @@ impl Faults {
         let mut state = self.state.lock();
         state.rates = Rates::default();
         state.weather.heal();
+        state.held_percent = 0;
     }
 
     /// Suspends all faults until the result is dropped.
@@ -229,6 +240,7 @@ impl Faults {
             weather,
             struck,
             rests,
+            held_percent,
         } = &mut *state;
         let is_resting = *rests > 0;
         let rates = &if is_resting { Rates::default() } else { *rates };
@@ -261,12 +273,26 @@ impl Faults {
         if is_pack && spread_ms > 0 && !is_resting && random.random_range(0..100) < SPREAD_PERCENT {
             moving += Duration::from_millis(random.random_range(0..spread_ms));
         }
+        let may_hold = is_pack && operation == Operation::PutNew && fate == Fate::Fine;
+        let is_held = may_hold
+            && *held_percent > 0
+            && !is_resting
+            && random.random_range(0..100) < *held_percent;
+        if is_held {
+            let longest_ms = match Kind::of(key) {
+                Kind::Data => DATA_HELD_MS,
+                _ => METADATA_HELD_MS,
+            };
+            there += Duration::from_millis(random.random_range(500..longest_ms));
+            *struck.entry("held").or_default() += 1;
+        }
         Way {
             there: there + moving,
             back,
             moving,
             fate,
             sent: random.random(),
+            is_held,
         }
     }
 

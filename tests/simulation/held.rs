@@ -13,6 +13,9 @@ const CONTROL: Ino = Ino(6);
 /// Most files that are open at the same time.
 const HELD_MAX: usize = 3;
 
+/// Number of operations that are drawn until one names a file that is there.
+const HOLD_ATTEMPTS: usize = 8;
+
 /// The error of a mount with a loss, for handles that were open on lost data.
 const LOST: i32 = libc::EIO;
 
@@ -88,27 +91,30 @@ impl Writer {
         if self.held.borrow().len() >= HELD_MAX {
             return;
         }
-        let (Op::Write(path, ..) | Op::Append(path, ..)) = self.world.operation() else {
-            return;
-        };
+        for _ in 0..HOLD_ATTEMPTS {
+            if let Op::Write(path, ..) | Op::Append(path, ..) = self.world.operation()
+                && let Some(held) = self.opened(path).await
+            {
+                self.held.borrow_mut().push(held);
+                return;
+            }
+        }
+    }
+
+    /// Opens the file, if it is there.
+    async fn opened(&self, path: Path) -> Option<Held> {
         let client = &self.up.client;
         // The read makes sure that links and directories are refused.
-        if client.apply(&Op::Read(path.clone(), 0, 1)).await.is_err() {
-            return;
-        }
-        let Ok(entry) = client.find(&path).await else {
-            return;
-        };
-        let ino = entry.attributes.ino;
-        if let Ok(handle) = client.open(ino).await {
-            self.held.borrow_mut().push(Held {
-                path,
-                ino,
-                handle,
-                written: None,
-                is_broken: false,
-            });
-        }
+        client.apply(&Op::Read(path.clone(), 0, 1)).await.ok()?;
+        let ino = client.find(&path).await.ok()?.attributes.ino;
+        let handle = client.open(ino).await.ok()?;
+        Some(Held {
+            path,
+            ino,
+            handle,
+            written: None,
+            is_broken: false,
+        })
     }
 
     /// Uses a file that is open.

@@ -24,6 +24,7 @@ mod run;
 mod store;
 mod sweep;
 mod trace;
+mod uploads;
 mod verify;
 mod volume;
 mod weather;

@@ -62,6 +62,8 @@ pub struct Manners {
     /// Half of the longest time between the beginnings of two spells of weather, in milliseconds,
     /// or `None` for no weather.
     pub gap_ms: Option<u64>,
+    /// Percentage of the uploads of metadata packs that are held while later ones pass, or 0.
+    pub held_percent: u32,
 }
 
 impl Manners {
@@ -74,19 +76,21 @@ impl Manners {
         let has_small_spool = chance(25);
         let (is_wide, is_large, is_calm) = (chance(35), chance(15), chance(30));
         let (is_spread, has_rate, has_weather) = (chance(50), chance(40), is_calm || chance(60));
-        let has_tiny_packs = is_wide && is_spread && chance(60);
+        let has_holds = chance(20);
+        let is_wide = is_wide || has_holds;
+        let has_tiny_packs = is_wide && (has_holds || is_spread && chance(60));
         Self {
             timeout: match (is_default, is_short) {
                 (true, _) => TIMEOUT,
                 (_, false) => Duration::from_secs(40),
                 (_, true) => Duration::from_secs(15),
             },
-            memory_bytes: if has_memory {
+            memory_bytes: if has_memory || has_holds {
                 MEMORY_BYTES
             } else {
                 LITTLE_MEMORY_BYTES
             },
-            pack_bytes: match (has_large_packs, has_tiny_packs) {
+            pack_bytes: match (has_large_packs && !has_holds, has_tiny_packs) {
                 (true, _) => PACK_BYTES,
                 (_, true) => TINY_PACK_BYTES,
                 (_, false) => SMALL_PACK_BYTES,
@@ -111,6 +115,11 @@ impl Manners {
             },
             rate: has_rate.then(|| random.random_range(100_000..8_000_000)),
             gap_ms: has_weather.then(|| random.random_range(4_000..60_000)),
+            held_percent: if has_holds {
+                random.random_range(10..50)
+            } else {
+                0
+            },
         }
     }
 
@@ -140,6 +149,7 @@ impl Default for Manners {
             spread_ms: 0,
             rate: None,
             gap_ms: None,
+            held_percent: 0,
         }
     }
 }

@@ -45,11 +45,6 @@ const LARGE_PERCENT: u64 = 20;
 /// Size of the largest request, in bytes.
 const REQUEST_BYTES: usize = 1 << 20;
 
-/// Factor by which extended attributes are longer in wide worlds, and the limit of their length in
-/// bytes.
-const WIDER: usize = 150;
-const XATTR_BYTES: usize = 50_000;
-
 /// Collectors that run alongside the writers, in worlds that have any.
 const COLLECTORS: u64 = 2;
 
@@ -226,16 +221,11 @@ impl World {
             true => length % REQUEST_BYTES + 1,
             false => length % 100_000 + 1,
         };
-        let wide = |length: usize| match self.manners.is_wide {
-            true => length * WIDER % XATTR_BYTES,
-            false => length,
-        };
         match drawn.current() {
             Op::Write(path, offset, length, seed) => {
                 Op::Write(path, near(offset), short(length), seed)
             }
             Op::Append(path, length, seed) => Op::Append(path, short(length), seed),
-            Op::SetXattr(path, name, length) => Op::SetXattr(path, name, wide(length)),
             Op::Truncate(path, size) => Op::Truncate(path, near(size)),
             Op::Punch(path, offset, length) => {
                 Op::Punch(path, near(offset), short(length as usize) as u64)

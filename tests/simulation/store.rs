@@ -50,6 +50,8 @@ pub struct Power {
     vitals: Mutex<Vitals>,
     /// Number of requests under way that do not go as they should.
     troubled: AtomicU64,
+    /// Number of uploads that are held.
+    held: AtomicU64,
 }
 
 /// How the store has treated a machine.
@@ -75,6 +77,15 @@ impl Drop for Troubled<'_> {
     }
 }
 
+/// Counts an upload that is held, while it lives.
+struct HeldUpload<'a>(&'a Power);
+
+impl Drop for HeldUpload<'_> {
+    fn drop(&mut self) {
+        self.0.held.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// A lock on a disk that is released when its holder dies.
 pub type HeldLock = Arc<Mutex<Option<DiskLock>>>;
 
@@ -93,6 +104,7 @@ impl Power {
                 acknowledged: Instant::now(),
             }),
             troubled: AtomicU64::new(0),
+            held: AtomicU64::new(0),
         })
     }
 
@@ -114,6 +126,19 @@ impl Power {
             self.troubled.fetch_add(1, Ordering::Relaxed);
             Troubled(self)
         })
+    }
+
+    /// Counts an upload that is held on this way.
+    fn holds(&self, way: &Way) -> Option<HeldUpload<'_>> {
+        way.is_held.then(|| {
+            self.held.fetch_add(1, Ordering::Relaxed);
+            HeldUpload(self)
+        })
+    }
+
+    /// Whether an upload of the machine is held.
+    pub fn is_holding(&self) -> bool {
+        self.held.load(Ordering::Relaxed) > 0
     }
 
     /// Whether the machine is dead.
@@ -272,7 +297,9 @@ impl SimStore {
     where
         F: Future<Output = Result<T, StoreError>>,
     {
+        let held = self.power.holds(&way);
         tokio::time::sleep(way.there).await;
+        drop(held);
         if let Fate::Late(later) = way.fate {
             tokio::time::sleep(later).await;
         }

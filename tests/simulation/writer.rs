@@ -188,6 +188,8 @@ impl Writer {
             }
             self.world.idle().await;
             let end = match self.world.draw(0..1_000) {
+                _ if self.is_wide_step() => self.widen().await?,
+                _ if self.is_held_step() => self.sync_while_uploads_are_held().await?,
                 0..80 => self.sync().await?,
                 80..140 => self.snapshot().await?,
                 140..180 => {
@@ -195,10 +197,13 @@ impl Writer {
                     None
                 }
                 180..260 => self.use_held().await?,
-                260..268 => {
-                    self.lose();
-                    Some(End::Failed)
-                }
+                260..268 => match self.use_held().await? {
+                    None => {
+                        self.lose();
+                        Some(End::Failed)
+                    }
+                    end => end,
+                },
                 _ => self.change().await?,
             };
             let Some(end) = end else { continue };
@@ -227,12 +232,16 @@ impl Writer {
         answer.map_err(|_| format!("{what} hangs"))
     }
 
-    /// Does one operation of the alphabet, and compares the answer with the model's.
+    /// Does one operation of the alphabet.
     async fn change(&self) -> Result<Option<End>, String> {
-        let op = self.world.operation();
-        if matches!(op, Op::Sync) {
-            return self.sync().await;
+        match self.world.operation() {
+            Op::Sync => self.sync().await,
+            op => self.carry_out(op).await,
         }
+    }
+
+    /// Does one operation, and compares the answer with the model's.
+    pub async fn carry_out(&self, op: Op) -> Result<Option<End>, String> {
         let expected = self.past.borrow_mut().ask(&op);
         self.world.counts.borrow_mut().operations += 1;
         self.is_under_way.set(true);
@@ -268,7 +277,7 @@ impl Writer {
     }
 
     /// Calls fsync(2). Operations that it acknowledges must never be lost.
-    async fn sync(&self) -> Result<Option<End>, String> {
+    pub async fn sync(&self) -> Result<Option<End>, String> {
         let count = self.past.borrow().length();
         let was_taken = self.past.borrow().is_taken();
         let answer = match self.bug() {
@@ -342,7 +351,7 @@ impl Writer {
     }
 
     /// Makes a snapshot while up to `under_way` operations may be unanswered.
-    async fn one_snapshot(&self, under_way: usize) -> Result<(), String> {
+    pub async fn one_snapshot(&self, under_way: usize) -> Result<(), String> {
         let world = &self.world;
         let Some(volume) = self.up.assembled.volume() else {
             return Ok(());

@@ -145,7 +145,7 @@ async fn main() -> Outcome<()> {
         add_file(alone.volume(), name.clone(), pages, &mut random).await?;
         let request = SnapshotRequest {
             name: Some(name),
-            tags: Vec::new(),
+            ..SnapshotRequest::default()
         };
         alone.volume().snapshot(request).await?;
         let seconds = begun.elapsed().as_secs_f64();

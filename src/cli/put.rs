@@ -206,6 +206,7 @@ async fn put(
     let request = SnapshotRequest {
         name: command.name.clone(),
         tags: command.tags.clone(),
+        ..SnapshotRequest::default()
     };
     Ok((volume.snapshot(request).await?, length))
 }

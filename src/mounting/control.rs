@@ -20,7 +20,8 @@ use crate::mounting::supervisor::MountSupervisor;
 use crate::mounting::waiting::Waiting;
 use crate::outage::fails_in;
 use crate::repository::Repository;
-use crate::root::snapshots::{SnapshotList, check_new};
+use crate::root::error::RootError;
+use crate::root::snapshots::{check_new, check_words};
 use crate::root::state::HolderInfo;
 use crate::tree::item::Timestamp;
 use crate::vfs::live::Current;
@@ -143,47 +144,33 @@ impl MountControl {
     }
 
     async fn snapshot(&self, volume: &Volume, new: WantedSnapshot) -> Result<Value, VolumeError> {
-        let WantedSnapshot { name, tags, .. } = new;
-        let mut is_replaced = false;
-        if let (true, Some(name)) = (new.replace, &name) {
-            // Stored first: if the new snapshot is not made, another one can have this state.
-            volume.commit().await?;
-            is_replaced = self.forget(name).await?;
-        }
-        let made = volume.snapshot(SnapshotRequest { name, tags }).await;
-        let made = made.map_err(|error| match is_replaced {
-            true => VolumeError::Commit(format!(
-                "{error}. The older snapshot is in the trash: bkfs forget --undo brings it back"
-            )),
-            false => error,
-        })?;
-        let (name, generation) = (made.snapshot, made.generation);
-        Ok(json!({ "name": name, "generation": generation, "replaced": is_replaced }))
-    }
-
-    /// Moves the snapshot of a name into the trash. Returns false if there is none.
-    async fn forget(&self, name: &str) -> Result<bool, VolumeError> {
-        let history = self.current.history().ok_or(VolumeError::ReadOnly)?;
-        match history.forget(name).await {
-            Err(VolumeError::NotFound) => Ok(false),
-            forgotten => forgotten.map(|()| true),
-        }
+        let request = SnapshotRequest {
+            name: new.name,
+            tags: new.tags,
+            replaces: new.replace,
+        };
+        let made = volume.snapshot(request).await?;
+        Ok(json!({
+            "name": made.snapshot,
+            "generation": made.generation,
+            "replaced": made.has_replaced,
+        }))
     }
 
     /// Refuses a name or tag that no snapshot could have now. While the list cannot be read, only
     /// the snapshot itself will tell.
     async fn check_name(&self, new: WantedSnapshot) -> Result<Value, VolumeError> {
         let WantedSnapshot { name, tags, .. } = new;
+        let refused = |error: RootError| VolumeError::SnapshotName(error.to_string());
+        check_words(name.as_deref(), &tags).map_err(refused)?;
+        if new.replace {
+            return Ok(json!({ "name": name, "checked": true }));
+        }
         let list = tokio::time::timeout(NAME_WAIT, self.repository.snapshots()).await;
         let Ok(Ok(list)) = list else {
             return Ok(json!({ "name": name, "checked": false }));
         };
-        let list = match new.replace {
-            true => SnapshotList::default(),
-            false => list,
-        };
-        check_new(&list, &self.volume_name, name.as_deref(), &tags)
-            .map_err(|error| VolumeError::SnapshotName(error.to_string()))?;
+        check_new(&list, &self.volume_name, name.as_deref(), &tags).map_err(refused)?;
         Ok(json!({ "name": name, "checked": true }))
     }
 

@@ -373,6 +373,7 @@ impl Recovery<'_> {
         let request = SnapshotRequest {
             name: Some(name.to_owned()),
             tags: Extent::of(&self.kept).tags(),
+            ..SnapshotRequest::default()
         };
         let made = volume.snapshot(request).await;
         if made.is_err() {

@@ -393,6 +393,7 @@ impl Replication<'_> {
             tags: entry.tags.clone(),
             clock: entry.time,
             recovered: entry.recovered,
+            replaces: false,
         };
         Ok(writer.commit(tree, entry, Some(snapshot)).await?)
     }

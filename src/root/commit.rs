@@ -14,16 +14,17 @@
 //! A snapshot-only committer leaves the volume as it is, and its session does not hold it. Its
 //! records have number 0 and are outside of the volume's chain; the list of snapshots decides.
 
+use super::adding::add_snapshot;
 use super::commit_request::{CommitRequest, RootCommit};
 use super::error::RootError;
 use super::finish::PackFinisher;
 use super::handle::{RootHandle, Transition};
-use super::lists::{Lists, put_shard};
+use super::lists::Lists;
 use super::record::{CommitRecord, RecordedSnapshot, Replayed};
 use super::refusal::Refusal;
-use super::snapshots::{NewSnapshot, SnapshotEntry, new_entry, shards_to_merge};
+use super::snapshots::{NewSnapshot, SnapshotEntry};
 use super::state::{Root, SessionId, Volume};
-use super::transition::{CommitChange, ListChange};
+use super::transition::CommitChange;
 use super::uploads::Uploads;
 use async_trait::async_trait;
 use bkfs_chunker::id::Id;
@@ -65,6 +66,8 @@ struct Pending<M> {
     packs: PackFinisher<M>,
     /// The snapshot in the replacement that was sent last.
     snapshot: Option<SnapshotEntry>,
+    /// Whether that replacement moves an older snapshot of this name to the trash.
+    has_replaced: bool,
 }
 
 /// A commit whose record is stored, in packs that are not finished.
@@ -262,6 +265,7 @@ impl<U: Uploads> RootCommitter<U> {
             sequence: pending.sequence,
             record: pending.record,
             snapshot: pending.snapshot.clone(),
+            has_replaced: pending.has_replaced,
         });
         self.close(state, made);
         Ok(committed)
@@ -363,6 +367,7 @@ impl<'a, U: Uploads> RecordedCommit<'a, U> {
             parent: self.state.last,
             packs,
             snapshot: None,
+            has_replaced: false,
         };
         Ok(FinishedCommit {
             committer: self.committer,
@@ -398,12 +403,15 @@ impl<U: Uploads> FinishedCommit<'_, U> {
         };
         match committer.handle.update(&mut replacement).await {
             Ok(applied) => {
+                let snapshot = replacement.pending.snapshot.take();
+                let has_replaced = replacement.pending.has_replaced;
                 committer.close(&mut self.state, true);
                 Ok(RootCommit {
                     generation: applied.generation,
                     sequence,
                     record,
-                    snapshot: applied.output,
+                    snapshot,
+                    has_replaced,
                 })
             }
             Err(error) => {
@@ -424,7 +432,7 @@ struct CommitCas<'a, U: Uploads> {
 
 #[async_trait]
 impl<U: Uploads> Transition for CommitCas<'_, U> {
-    type Output = Option<SnapshotEntry>;
+    type Output = ();
 
     fn session(&self) -> Option<SessionId> {
         Some(self.committer.session)
@@ -459,16 +467,12 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
         };
         next.commit(&change)?;
         next.change_index(&index)?;
-        self.pending.snapshot = match &self.request.snapshot {
-            Some(request) => {
-                let entry = next.require_holder(session, volume)?.clone();
-                let made = self.add_snapshot(next, &entry, request).await?;
-                next.count_anew(session, volume)?;
-                Some(made)
-            }
-            None => None,
-        };
-        Ok(self.pending.snapshot.clone())
+        if let Some(request) = &self.request.snapshot {
+            let entry = next.require_holder(session, volume)?.clone();
+            self.add_snapshot(next, &entry, request).await?;
+            next.count_anew(session, volume)?;
+        }
+        Ok(())
     }
 
     async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
@@ -478,7 +482,7 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
 
 impl<U: Uploads> CommitCas<'_, U> {
     /// Adds the snapshot and its packs to the root; the volume's entry stays as it is.
-    async fn apply_listed(&mut self, next: &mut Root) -> Result<Option<SnapshotEntry>, RootError> {
+    async fn apply_listed(&mut self, next: &mut Root) -> Result<(), RootError> {
         next.require_live(self.committer.session)?;
         let uploads = &*self.committer.uploads;
         let index = (self.pending.packs.finish_for(uploads, &next.index)).await?;
@@ -495,10 +499,28 @@ impl<U: Uploads> CommitCas<'_, U> {
         next.raise_floor(self.committer.session, finished.floor);
         next.change_index(&index)?;
         if let Some(request) = &self.request.snapshot {
-            self.pending.snapshot = Some(self.add_snapshot(next, &state, request).await?);
+            self.add_snapshot(next, &state, request).await?;
             next.drop_recovery_bases(&self.committer.claimed);
         }
-        Ok(self.pending.snapshot.clone())
+        Ok(())
+    }
+
+    async fn add_snapshot(
+        &mut self,
+        next: &mut Root,
+        state: &Volume,
+        request: &NewSnapshot,
+    ) -> Result<(), RootError> {
+        let RootCommitter {
+            lists,
+            volume,
+            uploads,
+            ..
+        } = self.committer;
+        let added = add_snapshot(next, lists, &**uploads, (volume, state), request).await?;
+        self.pending.snapshot = Some(added.entry);
+        self.pending.has_replaced = added.has_replaced;
+        Ok(())
     }
 
     fn finished(&self) -> Result<&FinishedPacks, RootError> {
@@ -544,37 +566,5 @@ impl<U: Uploads> CommitCas<'_, U> {
         } else {
             Err(RootError::Rebuild { packs })
         }
-    }
-
-    /// Writes the shard that holds a new snapshot of `state`, and adds it to `next`.
-    async fn add_snapshot(
-        &self,
-        next: &mut Root,
-        state: &Volume,
-        request: &NewSnapshot,
-    ) -> Result<SnapshotEntry, RootError> {
-        let RootCommitter {
-            lists,
-            volume,
-            uploads,
-            ..
-        } = self.committer;
-        let kept = lists.snapshots(next).await?;
-        // Numbers are reused late. So a part of the trash that cannot be read does not prevent a
-        // snapshot; if an entry of it is restored later, it gets a new number where needed.
-        let trash = lists.known_trash(&next.trash).await?;
-        let entry = new_entry(next, &kept, &trash, (volume, state), request)?;
-        let removed = shards_to_merge(&next.snapshots);
-        let merged = lists.snapshot_shards(&removed).await?;
-        let entries = merged.iter().flat_map(|shard| shard.iter().cloned());
-        let mut entries: Vec<_> = entries.collect();
-        entries.push(entry.clone());
-        let added = put_shard(&**uploads, entries).await?;
-        next.change_snapshots(&ListChange {
-            removed,
-            added: vec![added],
-        })?;
-        next.next_snapshot = entry.number.wrapping_add(1);
-        Ok(entry)
     }
 }

@@ -43,4 +43,6 @@ pub struct RootCommit {
     pub record: Id,
     /// The snapshot that was made with it.
     pub snapshot: Option<SnapshotEntry>,
+    /// Whether an older snapshot of that name has gone to the trash with it.
+    pub has_replaced: bool,
 }

@@ -40,6 +40,7 @@
 //! | [`commit`], [`commit_request`] | the order of a commit's writes; snapshots |
 //! | [`finish`] | packs that are finished for the index of the root to be replaced |
 //! | [`uploads`] | what a commit needs of the session that stores its contents |
+//! | `adding` | adds a snapshot to the lists, in place of an older one |
 //! | [`forget`] | moves snapshots to the trash, and back |
 //! | [`repository`] | creates and opens a repository |
 //! | `force` | how a key stands to the master key that the root states |
@@ -53,6 +54,7 @@
 //! | [`lock_rule`] | lock period of objects, as the config and the root state it |
 //! | [`rule`] | changes the lock period of objects |
 
+mod adding;
 pub mod ancestry;
 mod attempt;
 pub(crate) mod blocking;

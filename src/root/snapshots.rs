@@ -291,6 +291,8 @@ pub struct NewSnapshot {
     pub clock: Timestamp,
     /// True if its tree comes from the spool of a fenced machine, and was never the volume's state.
     pub recovered: bool,
+    /// True if an older snapshot of the volume with this name goes to the trash.
+    pub replaces: bool,
 }
 
 /// Checks that a new snapshot of `volume` may have this name and these tags. Without a name it will
@@ -311,6 +313,17 @@ pub fn check_new(
     let is_taken = |name: &&str| kept.named(volume, name).is_some();
     if let Some(name) = name.filter(is_taken).map(str::to_owned) {
         return Err(RootError::NameTaken { name });
+    }
+    check_words(name, tags)
+}
+
+/// Checks that a new snapshot may have this name and these tags, unless the name is taken.
+///
+/// # Errors
+/// [`RootError::BadName`] for a name or tag that is not allowed.
+pub fn check_words(name: Option<&str>, tags: &[String]) -> Result<(), RootError> {
+    if let Some(name) = name {
+        check_snapshot_name(name)?;
     }
     let refused = |word: &str, source| RootError::BadName {
         name: word.to_owned(),
@@ -351,7 +364,10 @@ pub fn new_entry(
         Some(name) => name.clone(),
         None => default_name(time, |name| kept.named(volume, name).is_some()),
     };
-    check_new(kept, volume, Some(&name), &request.tags)?;
+    match request.replaces {
+        true => check_words(Some(&name), &request.tags)?,
+        false => check_new(kept, volume, Some(&name), &request.tags)?,
+    }
     let trashed = trash
         .iter()
         .flat_map(|shard| shard.iter())

@@ -129,7 +129,7 @@ impl Mount {
         }
         let request = SnapshotRequest {
             name: Some(name.to_owned()),
-            tags: Vec::new(),
+            ..SnapshotRequest::default()
         };
         match volume.snapshot(request).await {
             // Another program made it meanwhile.

@@ -119,6 +119,7 @@ impl Committer {
         CommitOutcome {
             generation: self.generation,
             snapshot: None,
+            has_replaced: false,
         }
     }
 
@@ -181,6 +182,7 @@ impl Committer {
             None => Ok(CommitOutcome {
                 generation: made.generation,
                 snapshot: made.snapshot.map(|entry| entry.name),
+                has_replaced: made.has_replaced,
             }),
         }
     }
@@ -312,6 +314,7 @@ impl Committer {
                 tags: request.tags,
                 clock,
                 recovered: is_snapshot_only,
+                replaces: request.replaces,
             }),
         })
     }

@@ -14,6 +14,8 @@ pub struct SnapshotRequest {
     pub name: Option<String>,
     /// The snapshot's tags.
     pub tags: Vec<String>,
+    /// True if an older snapshot of this name goes to the trash with it.
+    pub replaces: bool,
 }
 
 /// The result of a commit.
@@ -23,6 +25,8 @@ pub struct CommitOutcome {
     pub generation: u64,
     /// The name of the snapshot, if one was made.
     pub snapshot: Option<String>,
+    /// Whether an older snapshot of that name has gone to the trash.
+    pub has_replaced: bool,
 }
 
 /// A request for a commit, in the queue of the [`CommitTask`](crate::volume::commit_task::CommitTask).

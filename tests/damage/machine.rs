@@ -198,7 +198,7 @@ impl Machine {
     pub fn snapshot(&self, name: &str) {
         let request = SnapshotRequest {
             name: Some(name.to_owned()),
-            tags: Vec::new(),
+            ..SnapshotRequest::default()
         };
         let snapshot = self.volume();
         self.runtime
@@ -213,7 +213,7 @@ impl Machine {
     pub fn try_snapshot(&self, name: &str) -> Result<(), String> {
         let request = SnapshotRequest {
             name: Some(name.to_owned()),
-            tags: Vec::new(),
+            ..SnapshotRequest::default()
         };
         let made = self.runtime.block_on(self.volume().snapshot(request));
         made.map(drop).map_err(|error| error.to_string())

@@ -73,7 +73,7 @@ pub async fn forget_at(repository: &Repository, name: &str, clock: Timestamp) {
 pub fn snapshot(host: &Host, name: &str) {
     let request = SnapshotRequest {
         name: Some(name.to_owned()),
-        tags: Vec::new(),
+        ..SnapshotRequest::default()
     };
     host.run(host.volume().snapshot(request)).expect("made");
 }

@@ -186,7 +186,7 @@ fn snapshots_of_a_new_holder_have_what_was_acknowledged() {
     let next = bucket.host();
     let request = SnapshotRequest {
         name: Some("after".into()),
-        tags: Vec::new(),
+        ..SnapshotRequest::default()
     };
     next.run(next.volume().snapshot(request)).expect("made");
     assert!(next.read("file") == Some(noise(9, 3 << 20)));

@@ -27,6 +27,7 @@ mod private;
 mod quarantined;
 mod reading;
 mod recovery_bases;
+mod replacing;
 mod rotten;
 mod scattered;
 mod stalls;

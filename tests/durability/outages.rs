@@ -152,7 +152,7 @@ async fn write(volume: &Arc<Volume>, name: &str, bytes: usize) -> Result<(), Vol
 fn named(name: &str) -> SnapshotRequest {
     SnapshotRequest {
         name: Some(name.to_owned()),
-        tags: Vec::new(),
+        ..SnapshotRequest::default()
     }
 }
 

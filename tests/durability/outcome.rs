@@ -13,7 +13,7 @@ use crate::host::{Bucket, Host};
 fn named(name: &str) -> SnapshotRequest {
     SnapshotRequest {
         name: Some(name.to_owned()),
-        tags: Vec::new(),
+        ..SnapshotRequest::default()
     }
 }
 

@@ -168,7 +168,7 @@ fn a_snapshot_that_was_let_go_is_found_again_by_its_number() {
             writer.put("file", format!("{number}").as_bytes()).await;
             let made = volume.snapshot(bkfs::volume::requests::SnapshotRequest {
                 name: Some(format!("s{number}")),
-                tags: Vec::new(),
+                ..bkfs::volume::requests::SnapshotRequest::default()
             });
             made.await.expect("made");
         }

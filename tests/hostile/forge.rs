@@ -195,6 +195,7 @@ impl Forger {
                 tags: Vec::new(),
                 clock: self.repository.now(),
                 recovered: false,
+                replaces: false,
             }),
         };
         let committed = self.runtime.block_on(self.committer.commit(request));

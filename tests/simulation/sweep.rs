@@ -89,7 +89,7 @@ async fn backup(store: Arc<dyn Store>) -> Said {
     let volume = up.assembled.volume().expect("it is writable").clone();
     let request = SnapshotRequest {
         name: Some(NAME.to_owned()),
-        tags: Vec::new(),
+        ..SnapshotRequest::default()
     };
     let made = volume.snapshot(request).await;
     let ended = up.assembled.finish().await;

@@ -362,7 +362,7 @@ impl Writer {
         let number = note_snapshot(world, &self.volume, &name, &self.past, least);
         let request = SnapshotRequest {
             name: Some(name.clone()),
-            tags: Vec::new(),
+            ..SnapshotRequest::default()
         };
         let made = match self.bug() {
             Some(Bug::SnapshotReturnsEarly) => {

@@ -19,15 +19,15 @@ use proptest::prelude::*;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-struct ListBucket {
-    store: Arc<dyn Store>,
-    handle: crate::root::RootHandle,
-    lists: Lists,
+pub(super) struct ListBucket {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) handle: crate::root::RootHandle,
+    pub(super) lists: Lists,
     session: OpenSession,
-    committer: RootCommitter<Fake>,
+    pub(super) committer: RootCommitter<Fake>,
 }
 
-async fn place(store: Arc<dyn Store>) -> ListBucket {
+pub(super) async fn place(store: Arc<dyn Store>) -> ListBucket {
     let handle = process(store.clone(), 1).await;
     let request = VolumeRequest {
         name: "main".into(),
@@ -52,7 +52,7 @@ async fn place(store: Arc<dyn Store>) -> ListBucket {
 }
 
 impl ListBucket {
-    async fn snapshot(
+    pub(super) async fn snapshot(
         &self,
         name: Option<&str>,
         number: u64,
@@ -64,19 +64,17 @@ impl ListBucket {
             host: "h".into(),
             user: "u".into(),
             tags: vec!["t".into()],
-            recovered: false,
+            ..NewSnapshot::default()
         };
-        let made = self
-            .committer
-            .commit(CommitRequest {
-                snapshot: Some(request),
-                ..tree(number)
-            })
-            .await?;
+        let request = CommitRequest {
+            snapshot: Some(request),
+            ..tree(number)
+        };
+        let made = self.committer.commit(request).await?;
         Ok(made.snapshot.expect("asked for"))
     }
 
-    async fn kept(&self) -> SnapshotList {
+    pub(super) async fn kept(&self) -> SnapshotList {
         self.lists
             .current_snapshots(&self.handle)
             .await

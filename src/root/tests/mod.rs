@@ -1,5 +1,6 @@
 //! Tests of the root's modules, on stores in memory and on disk, with lost answers.
 
+mod adding;
 mod commit;
 mod handle;
 mod journal;

@@ -102,7 +102,7 @@ impl Engine {
             .clone();
         let request = SnapshotRequest {
             name: Some(name.to_owned()),
-            tags: Vec::new(),
+            ..SnapshotRequest::default()
         };
         self.runtime()
             .block_on(volume.snapshot(request))

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use bkfs::mounting::settings::Settings;
 use bkfs_store::disk::Disk;
 use bkfs_store::{Operation, StoreErrorKind};
-use bkfs_testing::disk::SimulatedDisk;
+use bkfs_testing::disk::{DiskOperation, SimulatedDisk};
 use bkfs_testing::entropy::SeededEntropy;
 use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
 
 use crate::collecting::{gc, snapshot};
 use crate::host::{Bucket, Host, noise, runtime};
 use crate::recovery_bases::{KEPT_AFTER, number_of, read_in, recovery_bases};
-use crate::rotten::{files, mount};
+use crate::rotten::{dead_after, files, mount};
 
 /// Returns the disk of another machine, which was made of an image of this one.
 fn image_of(disk: &SimulatedDisk) -> SimulatedDisk {
@@ -268,4 +268,29 @@ fn what_can_be_read_again_is_recovered_although_its_loss_was_accepted() {
     let made = news.recovered[0].snapshot.clone();
     assert!(read_in(&host, &made, "4") == Some(noise(4, 1000)), "{made}");
     assert!(news.stranded.is_empty(), "{news:?}");
+}
+
+/// A spool whose snapshot is made is removed file by file. What stays of it is no spool of its own.
+#[test]
+fn a_spool_of_which_a_part_stays_is_removed_by_the_next_mount() {
+    for nth in 1..=7 {
+        let (bucket, disk) = dead_after(|_, host| {
+            host.write("kept", 0, noise(9, 3 << 20));
+            host.run(host.volume().commit()).expect("committed");
+        });
+        let taker = bucket.host();
+        taker.write("taken", 0, noise(4, 10));
+        taker.finish().expect("left");
+        disk.fail(DiskOperation::Remove, nth, std::io::ErrorKind::Other);
+        let host = Host::spooling(&bucket, &disk);
+        assert_eq!(host.assembled.spool_news().recovered.len(), 1);
+        host.finish().expect("left");
+        disk.heal();
+        let host = Host::spooling(&bucket, &disk);
+        let news = host.assembled.spool_news();
+        assert!(news.stranded.is_empty(), "{nth}: {:?}", news.stranded);
+        assert!(news.recovered.is_empty(), "{nth}: {:?}", news.recovered);
+        host.finish().expect("left");
+        assert!(files(&disk, "+").is_empty(), "{nth}: {:?}", disk.paths());
+    }
 }

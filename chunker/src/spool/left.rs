@@ -15,6 +15,10 @@ use super::{LOCK, SpoolError, file, read_object, remove_directory};
 /// Suffix of a directory that is set aside; no session has such a name.
 const SET_ASIDE: &str = ".damaged";
 
+/// Suffix of a directory whose objects are in the bucket, and that is being removed. Its journals
+/// may be gone in any order, so no mount reads it.
+const DONE: &str = ".done";
+
 /// Start of the name of the file that records that only a part of a spool was replayed. A hyphen
 /// and the last number of that part follow. An older version wrote none.
 const INCOMPLETE: &str = "incomplete";
@@ -26,9 +30,7 @@ pub struct Leftover {
     session: u64,
     directory: PathBuf,
     objects: Vec<LeftObject>,
-    unfinished: Vec<PathBuf>,
-    /// The records of [`Leftover::mark_incomplete`], and the highest number in them.
-    records: Vec<PathBuf>,
+    /// The highest number in a record of [`Leftover::mark_incomplete`].
     replayed_through: Option<u64>,
     _lock: DiskLock,
 }
@@ -81,6 +83,7 @@ pub struct UnreadableSpool {
 /// `root` cannot be listed.
 pub async fn leftovers(disk: &Arc<dyn Disk>, root: &Path) -> Result<Leftovers, SpoolError> {
     let mut found = Leftovers::default();
+    sweep_done(&**disk, root).await;
     let mut listed = sessions(&**disk, root).await?;
     for is_last in [false, true] {
         let mut absent = Vec::new();
@@ -126,6 +129,37 @@ async fn sessions(disk: &dyn Disk, root: &Path) -> Result<Vec<(u64, DiskEntry)>,
     Ok(sessions.collect())
 }
 
+/// Removes what [`Leftover::discard`] of an earlier mount has left.
+async fn sweep_done(disk: &dyn Disk, root: &Path) {
+    // What cannot be listed is reported by the caller, which lists it as well.
+    for entry in disk.list(root).await.unwrap_or_default() {
+        let session = entry.name.strip_suffix(DONE);
+        if session.and_then(parse_session).is_some() {
+            remove_done(disk, &root.join(&entry.name)).await;
+        }
+    }
+}
+
+/// Whether a spool makes files of such a name, other than its lock.
+fn is_of_spool(name: &str) -> bool {
+    file::is_unfinished(name) || name.starts_with(INCOMPLETE) || file::parse(name).is_some()
+}
+
+/// Removes a directory of which nothing is needed. What stays is removed by the next mount.
+async fn remove_done(disk: &dyn Disk, directory: &Path) {
+    let listed = disk.list(directory).await.unwrap_or_default();
+    for entry in listed.iter().filter(|entry| is_of_spool(&entry.name)) {
+        let path = directory.join(&entry.name);
+        match disk.remove(&path).await {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!("{} stays: {error}", path.display());
+            }
+            _ => {}
+        }
+    }
+    remove_directory(disk, directory).await;
+}
+
 fn parse_session(name: &str) -> Option<u64> {
     let session = u64::from_str_radix(name, 16).ok()?;
     (format!("{session:016x}") == name).then_some(session)
@@ -144,17 +178,13 @@ async fn open(
     let listed = disk.list(directory).await;
     let listed = listed.map_err(|error| SpoolError::disk(directory, error))?;
     let mut numbered = Vec::new();
-    let mut unfinished = Vec::new();
-    let mut records = Vec::new();
     let mut replayed_through = None;
     for entry in listed {
         let path = directory.join(&entry.name);
         if file::is_unfinished(&entry.name) {
-            unfinished.push(path);
             continue;
         }
         if let Some(last) = entry.name.strip_prefix(INCOMPLETE) {
-            records.push(path);
             let last = last.strip_prefix('-').and_then(|last| last.parse().ok());
             replayed_through = replayed_through.max(last);
             continue;
@@ -182,8 +212,6 @@ async fn open(
         session,
         directory: directory.to_owned(),
         objects: numbered.into_iter().map(|(_, object)| object).collect(),
-        unfinished,
-        records,
         replayed_through,
         _lock: lock,
     }))
@@ -263,15 +291,21 @@ impl Leftover {
     }
 
     /// Removes the directory. Every object in it must be in the bucket, and named there. Returns
-    /// true if it is gone, also after a power loss. Dropped, it leaves the rest to the next mount.
+    /// true if no mount finds it any more, also after a power loss.
+    ///
+    /// Its first step is a new name, which no mount reads: a part of the journals looks like a
+    /// spool that has lost some. Dropped, it leaves the directory under one of the two names to the
+    /// next mount.
     pub async fn discard(self) -> bool {
-        let objects = self.objects.iter().map(|object| &object.path);
-        for path in objects.chain(&self.unfinished).chain(&self.records) {
-            if let Err(error) = self.disk.remove(path).await {
-                tracing::warn!("{} stays in the spool: {error}", path.display());
+        let done = match self.renamed(DONE).await {
+            Ok(done) => done,
+            Err(error) => {
+                tracing::warn!("{} stays: {error}", self.directory.display());
+                return false;
             }
-        }
-        remove_directory(&*self.disk, &self.directory).await
+        };
+        remove_done(&*self.disk, &done).await;
+        true
     }
 
     /// Renames the directory so that no mount finds it, and returns the new path. The objects stay
@@ -281,8 +315,13 @@ impl Leftover {
     /// `Disk` if the disk fails: the directory still has its old name, or has the new one but may
     /// lose it after a power loss.
     pub async fn set_aside(self) -> Result<PathBuf, SpoolError> {
+        self.renamed(SET_ASIDE).await
+    }
+
+    /// Adds a suffix to the name of the directory, and returns the new path.
+    async fn renamed(&self, suffix: &str) -> Result<PathBuf, SpoolError> {
         let mut name = self.directory.clone().into_os_string();
-        name.push(SET_ASIDE);
+        name.push(suffix);
         let aside = PathBuf::from(name);
         let renamed = self.disk.rename(&self.directory, &aside).await;
         renamed.map_err(|error| SpoolError::disk(&self.directory, error))?;

@@ -9,8 +9,7 @@
 
 use crate::repository::Repository;
 use crate::root::error::RootError;
-use crate::root::journal_entry::JournalEntry;
-use crate::root::recovery_base::KeptJournals;
+use crate::root::recovery_base::{KeptJournal, KeptJournals};
 
 /// The tag of such snapshots.
 const TAG: &str = "recovered";
@@ -46,21 +45,20 @@ pub(super) struct Extent {
 impl Extent {
     /// Returns the extent of journals.
     pub(super) fn of(kept: &KeptJournals) -> Self {
-        Self::by(kept.entries.last())
+        Self::by(kept.journals.last())
     }
 
     /// Returns the extent of the part of journals that ends with the operation `last`, if one does.
     pub(super) fn up_to(kept: &KeptJournals, last: u64) -> Option<Self> {
-        let entry = kept.entries.iter().find(|entry| entry.last == last);
-        entry.map(|entry| Self::by(Some(entry)))
+        let mut journals = kept.journals.iter();
+        let journal = journals.find(|journal| journal.entry.last == last);
+        journal.map(|journal| Self::by(Some(journal)))
     }
 
-    fn by(entry: Option<&JournalEntry>) -> Self {
-        let operations = entry.map_or(&[][..], |entry| &entry.operations);
-        let digest = blake3::hash(operations).to_hex();
+    fn by(journal: Option<&KeptJournal>) -> Self {
         Self {
-            last: entry.map_or(0, |entry| entry.last),
-            digest: digest[..16].to_owned(),
+            last: journal.map_or(0, |journal| journal.entry.last),
+            digest: journal.map_or_else(String::new, |journal| journal.digest.clone()),
         }
     }
 
@@ -128,16 +126,18 @@ pub(super) async fn find(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::root::journal_entry::JournalEntry;
     use crate::root::state::SessionId;
 
     fn kept(journals: &[(u64, &'static [u8])]) -> KeptJournals {
-        let entry = |(last, operations): &(u64, &'static [u8])| {
-            JournalEntry::new(*last..=*last, Default::default(), operations.to_vec())
+        let journal = |(last, operations): &(u64, &'static [u8])| {
+            let entry = JournalEntry::new(*last..=*last, Default::default(), operations.to_vec());
+            KeptJournal::of(String::new(), entry)
         };
         KeptJournals {
             session: SessionId(1),
             volume: "main".into(),
-            entries: journals.iter().map(entry).collect(),
+            journals: journals.iter().map(journal).collect(),
         }
     }
 

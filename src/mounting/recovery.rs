@@ -27,10 +27,11 @@ use crate::mounting::recovered::{Extent, Named, Recovered, find};
 use crate::mounting::writing::{Writing, limits};
 use crate::root::commit::RootCommitter;
 use crate::root::error::RootError;
+use crate::root::handle::RootHandle;
 use crate::root::journal_entry::prefix;
 use crate::root::kept::journal_number;
 use crate::root::record::CommitRecord;
-use crate::root::recovery_base::{KeptJournals, RecoveryBase, RecoveryBaseError};
+use crate::root::recovery_base::{KeptJournal, KeptJournals, RecoveryBase, RecoveryBaseError};
 use crate::root::session::OpenSession;
 use crate::root::state::{Root, SessionId};
 use crate::volume::commit::Committer;
@@ -113,17 +114,16 @@ pub(super) async fn recover(
     writing: &Writing,
     accepts_loss: bool,
 ) -> Result<Rescued, RecoveryError> {
-    let JournalObjects { whole, damaged } = journals(left).await?;
     let handle = &writing.repository.handle;
+    let JournalObjects { whole, damaged } = journals(left, handle).await?;
     let session = SessionId(left.session());
-    let kept = handle.open_kept(session, &whole)?;
     // Only the user of the volume has accepted a loss.
     let prefix = prefix(handle.keyring(), &writing.volume, session);
     let is_of_volume = |key: &str| key.starts_with(&prefix);
     let accepts_loss = accepts_loss
-        && whole.iter().all(|(key, _)| is_of_volume(key))
+        && whole.iter().all(|journal| is_of_volume(&journal.key))
         && damaged.iter().all(|(key, _)| is_of_volume(key));
-    let last = whole.last().map_or("", |(key, _)| key.as_str());
+    let last = whole.last().map_or("", |journal| journal.key.as_str());
     let damage = |(_, path): &(String, String)| RecoveryError::Damaged { path: path.clone() };
     // One before whole journals leaves a gap between them, or is covered.
     let behind = damaged
@@ -134,7 +134,8 @@ pub(super) async fn recover(
         Some(error) if !accepts_loss => return Err(error),
         behind => behind.map(|error| error.to_string()),
     };
-    let Some(kept) = kept else {
+    let hole = hole_in(&whole);
+    let Some(kept) = handle.kept_journals(session, whole)? else {
         return Ok(Rescued {
             made: None,
             damage: behind,
@@ -143,12 +144,12 @@ pub(super) async fn recover(
     let repository = &writing.repository;
     let made = |snapshot| Rescued {
         made: Some(snapshot),
-        damage: left_out(left, &whole, damaged.first().map(damage)),
+        damage: left_out(left, hole.clone(), damaged.first().map(damage)),
     };
     // The part of which a loss was accepted: not enough while all of it can be read.
     let part = left.replayed_through();
     let part = part.and_then(|last| Extent::up_to(&kept, last));
-    let is_whole = damaged.is_empty() && hole_in(&whole).is_none();
+    let is_whole = damaged.is_empty() && hole.is_none();
     let mut wanted = vec![Extent::of(&kept)];
     if !is_whole {
         wanted.extend(part.clone());
@@ -180,19 +181,20 @@ pub(super) async fn recover(
 /// the files of the spool may be other ones than it saw.
 fn left_out(
     left: &Leftover,
-    whole: &[(String, bytes::Bytes)],
+    hole: Option<String>,
     damaged: Option<RecoveryError>,
 ) -> Option<String> {
     let recorded = || "its snapshot was made of less than all of it".to_owned();
     damaged
         .map(|error| error.to_string())
-        .or_else(|| hole_in(whole))
+        .or(hole)
         .or_else(|| left.replayed_through().map(|_| recorded()))
 }
 
 /// Returns the first gap in the numbers of journals, in words.
-fn hole_in(objects: &[(String, bytes::Bytes)]) -> Option<String> {
-    let numbers = objects.iter().filter_map(|(key, _)| journal_number(key));
+fn hole_in(journals: &[KeptJournal]) -> Option<String> {
+    let numbers = journals.iter().map(|journal| journal_number(&journal.key));
+    let numbers = numbers.flatten();
     let numbers: Vec<u64> = numbers.collect();
     let mut pairs = numbers.windows(2);
     let (before, next) = pairs.find_map(|pair| match *pair {
@@ -285,7 +287,7 @@ where
     match kept.stand(root, &read).await {
         Err(error @ RecoveryBaseError::Gap { from, .. }) => {
             *gap = Some(error.to_string());
-            all.entries.retain(|entry| entry.last < from);
+            all.journals.retain(|journal| journal.entry.last < from);
             *kept = all;
             kept.stand(root, read).await
         }
@@ -293,29 +295,33 @@ where
     }
 }
 
-/// The objects of the journals that are kept in a spool, in order.
+/// The journals that are kept in a spool, in order.
 struct JournalObjects {
-    /// Key and bytes.
-    whole: Vec<(String, bytes::Bytes)>,
+    whole: Vec<KeptJournal>,
     /// Key and file of the others.
     damaged: Vec<(String, String)>,
 }
 
-async fn journals(left: &Leftover) -> Result<JournalObjects, SpoolError> {
+/// Reads the journals of a spool one after the other: what they say is not kept in memory.
+async fn journals(left: &Leftover, handle: &RootHandle) -> Result<JournalObjects, RecoveryError> {
     let (mut whole, mut damaged) = (Vec::new(), Vec::new());
     for object in left.objects() {
         if object.key.starts_with("journal/") {
             match left.read(object).await? {
-                Some(bytes) => whole.push((object.key.clone(), bytes)),
+                Some(bytes) => {
+                    let entry = handle.open_kept(&object.key, &bytes)?;
+                    whole.push(KeptJournal::of(object.key.clone(), entry));
+                }
                 None => damaged.push((object.key.clone(), object.path().display().to_string())),
             }
         }
     }
     // Numbers have the same number of digits.
-    whole.sort();
-    whole.dedup();
+    let name = |journal: &KeptJournal| (journal.key.clone(), journal.digest.clone());
+    whole.sort_by_key(name);
+    whole.dedup_by_key(|journal| name(journal));
     damaged.sort();
-    damaged.retain(|(key, _)| whole.iter().all(|(other, _)| other != key));
+    damaged.retain(|(key, _)| whole.iter().all(|journal| journal.key != *key));
     Ok(JournalObjects { whole, damaged })
 }
 
@@ -336,13 +342,6 @@ impl Recovery<'_> {
         let repository = &self.writing.repository;
         // The session must not count on an index older than itself (rule 4).
         repository.load_index_to_write().await?;
-        let operations: Result<Vec<Operations>, String> = self
-            .kept
-            .entries
-            .iter()
-            .map(|entry| Operations::decode(&entry.operations))
-            .collect();
-        let operations = operations.map_err(RecoveryError::Malformed)?;
         let tree = match self.recovery_base.tree {
             Some(tree) => {
                 self.ingest.adopt_blob(Kind::Node, tree).await?;
@@ -350,7 +349,7 @@ impl Recovery<'_> {
             }
             None => format::empty_tree(&self.ingest, &repository.nodes).await?,
         };
-        self.bring(&operations).await?;
+        self.bring().await?;
         let totals = Totals {
             inodes: self.recovery_base.inodes,
             bytes: self.recovery_base.bytes,
@@ -362,7 +361,11 @@ impl Recovery<'_> {
             limits: limits(self.writing.memory_bytes),
             next_inode: self.recovery_base.next_inode,
         });
-        volume.replay(&operations).await?;
+        let mut replay = volume.replay();
+        for journal in &self.kept.journals {
+            replay.carry_out(&self.operations(journal).await?).await?;
+        }
+        replay.finish().await?;
         format::reap_orphans(&volume, None).await?;
         let committer = self.committer(volume.clone());
         let committer = CommitTask::new(committer, requests);
@@ -386,27 +389,42 @@ impl Recovery<'_> {
         Ok(made.map(|_| ())?)
     }
 
-    /// What the operations refer to, in packs of this session, in live ones, or in condemned ones.
-    async fn bring(&self, operations: &[Operations]) -> Result<(), RecoveryError> {
-        let mut own: HashMap<String, NamedPack> = HashMap::new();
-        for entry in &self.kept.entries {
-            let Delivered { own: packs, .. } = entry.packs();
-            own.extend(packs.into_iter().map(|pack| (pack.key(), pack)));
+    /// Reads what a journal says once more.
+    async fn operations(&self, journal: &KeptJournal) -> Result<Operations, RecoveryError> {
+        let handle = &self.writing.repository.handle;
+        let mut path = String::new();
+        let objects = self.left.objects().iter();
+        for object in objects.filter(|object| object.key == journal.key) {
+            path = object.path().display().to_string();
+            let Some(bytes) = self.left.read(object).await? else {
+                continue;
+            };
+            let entry = handle.open_kept(&object.key, &bytes)?;
+            let operations = Operations::decode(&entry.operations);
+            if KeptJournal::of(String::new(), entry).digest == journal.digest {
+                return operations.map_err(RecoveryError::Malformed);
+            }
         }
-        let targets = operations.iter().flat_map(|operations| {
-            let contents = operations.contents.iter();
-            contents.filter_map(|piece| match &piece.content {
-                Content::Stored(extent) => Some(extent.target),
-                Content::Data(_) | Content::Zero(_) => None,
-            })
-        });
+        Err(RecoveryError::Damaged { path })
+    }
+
+    /// What the operations refer to, in packs of this session, in live ones, or in condemned ones.
+    async fn bring(&self) -> Result<(), RecoveryError> {
+        let mut own: HashMap<String, NamedPack> = HashMap::new();
         let mut chunks = HashSet::new();
         let mut segments = HashSet::new();
-        for target in targets {
-            match target {
-                Target::Chunk(id) => chunks.insert((Kind::Chunk, id)),
-                Target::Segment(id) => segments.insert((Kind::Segment, id)),
-            };
+        for journal in &self.kept.journals {
+            let Delivered { own: packs, .. } = journal.entry.packs();
+            own.extend(packs.into_iter().map(|pack| (pack.key(), pack)));
+            for piece in self.operations(journal).await?.contents {
+                let Content::Stored(extent) = piece.content else {
+                    continue;
+                };
+                match extent.target {
+                    Target::Chunk(id) => chunks.insert((Kind::Chunk, id)),
+                    Target::Segment(id) => segments.insert((Kind::Segment, id)),
+                };
+            }
         }
         self.adopt(&mut segments).await?;
         for pack in own.values().filter(|pack| pack.is_metadata) {

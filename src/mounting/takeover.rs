@@ -30,17 +30,19 @@ use crate::volume::rescue;
 pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<Replayed>, MountingError> {
     take_packs(volume, open).await?;
     for ended_session in open.ended_sessions() {
-        let mut journals = Vec::with_capacity(ended_session.entries.len());
+        let damaged = |reason| {
+            let object = format!("journal of session {}", ended_session.session);
+            RootError::damaged(&object, reason)
+        };
+        let mut replay = volume.replay();
         for entry in &ended_session.entries {
-            let damaged = |reason| {
-                let object = format!("journal of session {}", ended_session.session);
-                RootError::damaged(&object, reason)
-            };
-            journals.push(Operations::decode(&entry.operations).map_err(damaged)?);
+            let operations = Operations::decode(&entry.operations).map_err(damaged)?;
+            replay.carry_out(&operations).await?;
         }
-        volume.replay(&journals).await?;
+        replay.finish().await?;
         if let Some(last) = ended_session.entries.last() {
-            tracing::warn!(session = %ended_session.session, operations = journals.len(), last = last.last,
+            let journals = ended_session.entries.len();
+            tracing::warn!(session = %ended_session.session, operations = journals, last = last.last,
                 "carried out what an earlier mount had acknowledged and not committed");
         }
     }

@@ -26,7 +26,30 @@ use super::state::{Root, SessionId};
 /// all the time.
 const RECORDS_FOLLOWED_MAX: u32 = 20_000;
 
-/// The entries of journals that are kept in the spool on the machine of a session.
+/// A journal that is kept in the spool on the machine of a session.
+#[derive(Clone, Debug)]
+pub struct KeptJournal {
+    /// The key that it has in the bucket.
+    pub key: String,
+    /// Its entry without the operations, of which the spool may hold more than there is memory.
+    pub entry: JournalEntry,
+    /// The start of the hash of its operations, in hexadecimal digits.
+    pub digest: String,
+}
+
+impl KeptJournal {
+    /// Number of hexadecimal digits of a digest.
+    const DIGITS: usize = 16;
+
+    /// Returns the journal with this key and entry.
+    pub fn of(key: String, mut entry: JournalEntry) -> Self {
+        let operations = std::mem::take(&mut entry.operations);
+        let digest = blake3::hash(&operations).to_hex()[..Self::DIGITS].to_owned();
+        Self { key, entry, digest }
+    }
+}
+
+/// The journals that are kept in the spool on the machine of a session.
 #[derive(Clone, Debug)]
 pub struct KeptJournals {
     /// The session.
@@ -34,7 +57,7 @@ pub struct KeptJournals {
     /// Its volume.
     pub volume: String,
     /// Its journals, by ascending number.
-    pub entries: Vec<JournalEntry>,
+    pub journals: Vec<KeptJournal>,
 }
 
 /// The commit that a session's journals follow.
@@ -82,33 +105,38 @@ pub enum RecoveryBaseError {
 }
 
 impl RootHandle {
-    /// Opens the spooled journals of a session. `objects` holds their keys and bytes in order.
-    /// Returns none if there are no objects.
+    /// Opens a journal that is kept in a spool.
     ///
     /// # Errors
-    /// [`RecoveryBaseError::NoVolume`] if the root has no volume that they belong to;
-    /// [`RecoveryBaseError::Root`] if one of them cannot be opened.
-    pub fn open_kept(
+    /// [`RootError::Unopenable`] or [`RootError::Damaged`] if it is no journal of this repository.
+    pub fn open_kept(&self, key: &str, object: &Bytes) -> Result<JournalEntry, RootError> {
+        open(self, key, object)
+    }
+
+    /// Returns the journals of a session, which are given by ascending number, with their volume.
+    /// Returns none if there are none.
+    ///
+    /// # Errors
+    /// [`RecoveryBaseError::NoVolume`] if the root has no volume that they belong to.
+    pub fn kept_journals(
         &self,
         session: SessionId,
-        objects: &[(String, Bytes)],
+        journals: Vec<KeptJournal>,
     ) -> Result<Option<KeptJournals>, RecoveryBaseError> {
-        let mut entries = Vec::with_capacity(objects.len());
-        for (key, object) in objects {
-            entries.push(open(self, key, object)?);
-        }
-        let Some((first, _)) = objects.first() else {
+        let Some(first) = journals.first() else {
             return Ok(None);
         };
+        let is_of = |volume: &&String| {
+            let prefix = prefix(self.keyring(), volume, session);
+            first.key.starts_with(&prefix)
+        };
         let view = self.current();
-        let mut volumes = view.root.volumes.keys();
-        let volume =
-            volumes.find(|volume| first.starts_with(&prefix(self.keyring(), volume, session)));
+        let volume = view.root.volumes.keys().find(is_of);
         let volume = volume.ok_or(RecoveryBaseError::NoVolume)?.clone();
         Ok(Some(KeptJournals {
             session,
             volume,
-            entries,
+            journals,
         }))
     }
 }
@@ -133,7 +161,8 @@ impl KeptJournals {
     where
         F: Future<Output = Result<CommitRecord, RootError>>,
     {
-        let named = self.entries.last().and_then(|entry| entry.recovery_base);
+        let last = self.journals.last();
+        let named = last.and_then(|journal| journal.entry.recovery_base);
         let entry = root.volumes.get(&self.volume);
         let mut next = match root.recovery_base_of(self.session) {
             // The recovery base names the commits, however many followed since.
@@ -172,7 +201,7 @@ impl KeptJournals {
             .as_ref()
             .filter(|(_, record)| record.session == self.session);
         let covered = own.map_or(0, |(_, record)| record.covered);
-        self.entries.retain(|entry| entry.last > covered);
+        self.journals.retain(|journal| journal.entry.last > covered);
         // The last operation of this session whose journal the commit after it carried out.
         let replayed = after
             .as_ref()
@@ -180,18 +209,19 @@ impl KeptJournals {
         let mut replayed = replayed.into_iter().flatten();
         let ours = replayed.find(|replayed| replayed.session == self.session);
         let held = ours.map_or(0, |replayed| replayed.last);
-        if self.entries.iter().all(|entry| entry.last <= held) {
+        let is_held = |journal: &KeptJournal| journal.entry.last <= held;
+        if self.journals.iter().all(is_held) {
             // They had arrived in time; only the answer was lost.
-            self.entries.clear();
+            self.journals.clear();
         }
-        if self.entries.is_empty() {
+        if self.journals.is_empty() {
             return Ok(None);
         }
         let chosen = match self.follow(covered) {
             Ok(()) => last,
             Err(_) if held > covered => {
                 // Journals from before the gap may remain on a disk that failed to delete them.
-                self.entries.retain(|entry| entry.last > held);
+                self.journals.retain(|journal| !is_held(journal));
                 self.follow(held)?;
                 after
             }
@@ -204,7 +234,7 @@ impl KeptJournals {
 
     /// Checks that the journals continue without a gap after operation `reached`.
     fn follow(&self, mut reached: u64) -> Result<(), RecoveryBaseError> {
-        for entry in &self.entries {
+        for KeptJournal { entry, .. } in &self.journals {
             if entry.first > reached + 1 {
                 return Err(RecoveryBaseError::Gap {
                     from: reached + 1,
@@ -278,15 +308,18 @@ mod tests {
     }
 
     fn kept(recovery_base: Option<u8>, operations: &[(u64, u64)]) -> KeptJournals {
-        let entry = |(first, last): &(u64, u64)| JournalEntry {
-            first: *first,
-            recovery_base: recovery_base.map(id),
-            ..JournalEntry::new(*last..=*last, Delivered::default(), Vec::new())
+        let journal = |(first, last): &(u64, u64)| {
+            let entry = JournalEntry {
+                first: *first,
+                recovery_base: recovery_base.map(id),
+                ..JournalEntry::new(*last..=*last, Delivered::default(), Vec::new())
+            };
+            KeptJournal::of(String::new(), entry)
         };
         KeptJournals {
             session: OURS,
             volume: "main".to_owned(),
-            entries: operations.iter().map(entry).collect(),
+            journals: operations.iter().map(journal).collect(),
         }
     }
 
@@ -301,7 +334,10 @@ mod tests {
         let recovery_base = kept.stand(&root, read).await;
         let recovery_base = recovery_base.map_err(|error| error.to_string())?;
         let number = |recovery_base: RecoveryBase| recovery_base.commit.map_or(0, |id| id.0[0]);
-        Ok(recovery_base.map(|recovery_base| (number(recovery_base), kept.entries[0].first)))
+        Ok(
+            recovery_base
+                .map(|recovery_base| (number(recovery_base), kept.journals[0].entry.first)),
+        )
     }
 
     #[tokio::test]

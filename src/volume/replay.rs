@@ -19,42 +19,97 @@ use crate::volume::operations::{Content, Operations, Piece};
 use crate::volume::rescue;
 use crate::volume::state::{Scope, signed_difference};
 
-impl Volume {
-    /// Applies the changes of journals in their order, to a volume that is not in use yet. All
-    /// blobs that they refer to must be readable already
-    /// ([`bkfs_chunker::ingest::Ingest::take_over`]). The changes are not journaled again: a commit
-    /// must follow.
+/// Contents that a replay keeps in memory, in bytes. Beyond this they are stored.
+const DIRTY_BYTES_MAX: usize = 64 << 20;
+
+/// A replay of journals under way, in a volume that is not in use yet. The changes are not
+/// journaled again: a commit must follow.
+///
+/// Dropped before [`Replay::finish`], it leaves part of the changes in the active layer; such a
+/// volume must not be committed.
+#[must_use = "a replay ends with `finish`"]
+pub struct Replay<'a> {
+    volume: &'a Volume,
+    /// Allocated bytes of the volume at the beginning, and of each inode before its first change.
+    bytes: u64,
+    before: BTreeMap<u64, u64>,
+    /// Bytes of contents since they were last stored.
+    dirty_bytes: usize,
+}
+
+impl Replay<'_> {
+    /// Applies the changes of the next journal. All blobs that it refers to must be readable
+    /// already ([`bkfs_chunker::ingest::Ingest::take_over`]).
     ///
-    /// Cancel safety: dropped, it leaves part of the changes in the active layer; such a volume
-    /// must not be committed.
+    /// Cancel safety: dropped, it leaves part of the changes in the active layer.
     ///
     /// # Errors
     /// [`VolumeError::ContentStore`], [`VolumeError::Tree`] or [`VolumeError::Malformed`] if
     /// acknowledged contents cannot be found or read; [`VolumeError::ReadOnly`] if the view is
     /// frozen. After an error, nothing of the volume may be committed.
-    pub async fn replay(&self, journals: &[Operations]) -> Result<(), VolumeError> {
-        let bytes = self.view.totals().bytes;
-        let mut before = BTreeMap::new();
-        for inode in journals.iter().flat_map(named) {
-            if let Entry::Vacant(entry) = before.entry(inode) {
-                entry.insert(self.allocated_bytes(inode).await?);
+    pub async fn carry_out(&mut self, operations: &Operations) -> Result<(), VolumeError> {
+        let volume = self.volume;
+        for inode in named(operations) {
+            // No journal before this one has changed an inode that is named here first.
+            if let Entry::Vacant(entry) = self.before.entry(inode) {
+                entry.insert(volume.allocated_bytes(inode).await?);
             }
         }
-        for operations in journals {
-            self.replay_items(operations)?;
-            for piece in &operations.contents {
-                self.replay_piece(piece).await?;
+        volume.replay_items(operations)?;
+        for piece in &operations.contents {
+            volume.replay_piece(piece).await?;
+            if let Content::Data(bytes) = &piece.content {
+                self.dirty_bytes += bytes.len();
             }
         }
+        if self.dirty_bytes > DIRTY_BYTES_MAX {
+            volume.flush_replayed().await?;
+            self.dirty_bytes = 0;
+        }
+        Ok(())
+    }
+
+    /// Counts what the journals have changed.
+    ///
+    /// # Errors
+    /// Those of [`Replay::carry_out`].
+    pub async fn finish(self) -> Result<(), VolumeError> {
+        let volume = self.volume;
         let mut growth = 0_i64;
-        for (inode, before) in before {
-            self.count_allocated(inode).await?;
-            let change = signed_difference(self.allocated_bytes(inode).await?, before);
+        for (inode, before) in self.before {
+            volume.count_allocated(inode).await?;
+            let change = signed_difference(volume.allocated_bytes(inode).await?, before);
             growth = growth.saturating_add(change);
         }
         // All changes are in the active layer. Those that were extents were counted one by one, so
         // this sets the total anew.
-        self.view.state()?.lock().set_allocated(bytes, growth);
+        let mut state = volume.view.state()?.lock();
+        state.set_allocated(self.bytes, growth);
+        Ok(())
+    }
+}
+
+impl Volume {
+    /// Returns a replay of journals.
+    pub fn replay(&self) -> Replay<'_> {
+        Replay {
+            volume: self,
+            bytes: self.view.totals().bytes,
+            before: BTreeMap::new(),
+            dirty_bytes: 0,
+        }
+    }
+
+    /// Stores all contents that journals have brought so far.
+    async fn flush_replayed(&self) -> Result<(), VolumeError> {
+        let (epoch, files) = {
+            let state = self.view.state()?.lock();
+            let files: Vec<u64> = state.active.data.keys().copied().collect();
+            (state.active.epoch, files)
+        };
+        for inode in files {
+            self.flush_file(inode, epoch, Reach::All).await?;
+        }
         Ok(())
     }
 

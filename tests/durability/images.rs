@@ -294,3 +294,38 @@ fn a_spool_of_which_a_part_stays_is_removed_by_the_next_mount() {
         assert!(files(&disk, "+").is_empty(), "{nth}: {:?}", disk.paths());
     }
 }
+
+/// How much memory the recovery of a spool takes: its journals may be more than there is memory.
+#[test]
+fn a_recovery_keeps_no_journals_in_memory() {
+    const JOURNALS: u64 = 160;
+    const BYTES: u64 = 900_000;
+    let (bucket, disk) = (Bucket::new(), SimulatedDisk::new());
+    let settings = Settings {
+        fsync_local: true,
+        ..Settings::default()
+    };
+    let host = Host::spooling_with(&bucket, &disk, settings);
+    let held = Strike::with(Fault::HoldBefore(Gate::new())).on_writes();
+    host.faults.plan(held.always());
+    for number in 0..JOURNALS {
+        host.write(&format!("f{number}"), 0, noise(number, BYTES as usize));
+        host.fsync().expect("acknowledged");
+    }
+    host.crash();
+    disk.kill();
+    bucket.host().finish().expect("left");
+    let mut back = None;
+    let held = allocation_counter::measure(|| back = Some(Host::spooling(&bucket, &disk)));
+    let back = back.expect("mounted");
+    let [recovered] = &back.assembled.spool_news().recovered[..] else {
+        panic!("one snapshot: {:?}", back.assembled.spool_news());
+    };
+    for number in [0, JOURNALS / 2, JOURNALS - 1] {
+        let read = read_in(&back, &recovered.snapshot, &format!("f{number}"));
+        assert!(read == Some(noise(number, BYTES as usize)), "{number}");
+    }
+    // The bucket of the test is in memory, and has all of it.
+    let beyond = held.bytes_max.saturating_sub(JOURNALS * BYTES);
+    assert!(beyond < 128 << 20, "{} MiB beyond the bucket", beyond >> 20);
+}

@@ -479,17 +479,16 @@ impl Recovery<'_> {
             return Ok(Vec::new());
         }
         let key = pack.key();
-        let mut objects = self.left.objects().iter();
-        let spooled = match objects.find(|object| object.key == key) {
-            Some(object) => {
-                let read = self.left.read(object).await?;
-                if read.is_none() {
-                    tracing::warn!("{} is damaged", object.path().display());
-                }
-                read
+        let mut spooled = None;
+        let objects = self.left.objects().iter();
+        // Of several files of one object any whole one will do.
+        for object in objects.filter(|object| object.key == key) {
+            spooled = self.left.read(object).await?;
+            if spooled.is_some() {
+                break;
             }
-            None => None,
-        };
+            tracing::warn!("{} is damaged", object.path().display());
+        }
         let object = match spooled {
             Some(object) => object,
             None => match self.ingest.fetch_pack(pack).await {

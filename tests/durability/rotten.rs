@@ -378,3 +378,31 @@ fn a_fenced_spool_of_another_volume_stays() {
         assert!(disk.paths().contains(&file), "it stays where it was");
     }
 }
+
+/// A file of a spool may be there twice.
+#[test]
+fn a_whole_file_of_a_pack_counts_whatever_another_one_holds() {
+    let (bucket, disk) = dead_after(|_, _| {});
+    bucket.host().finish().expect("taken over");
+    for file in files(&disk, ".data+") {
+        let object = object(&disk, &file);
+        let again =
+            file.with_file_name(format!("ffffffffffffffff.{}", key(&file).replace('/', "+")));
+        let bytes = object.len() + TRAILER_BYTES;
+        runtime().block_on(async {
+            let whole = disk.read(&file, 0, bytes).await.expect("read");
+            disk.write_new(&again, &[whole]).await.expect("written");
+        });
+        disk.rot(&file, 100);
+    }
+    let host = mount(&bucket, &disk, false, "main").expect("mounted");
+    let news = host.assembled.spool_news();
+    assert!(news.stranded.is_empty(), "{:?}", news.stranded);
+    let snapshot = &news.recovered[0].snapshot;
+    for (seed, name) in [(1, "a"), (2, "b"), (3, "c")] {
+        assert!(
+            read_in(&host, snapshot, name) == Some(noise(seed, BYTES)),
+            "{name}"
+        );
+    }
+}

@@ -18,7 +18,7 @@ use bkfs_chunker::error::ContentError;
 use bkfs_chunker::extent::Target;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::{Delivered, Ingest, NamedPack};
-use bkfs_chunker::spool::{Leftover, SpoolError};
+use bkfs_chunker::spool::{LeftObject, Leftover, SpoolError};
 use bkfs_chunker::verify::chunks_of;
 use tokio::sync::oneshot;
 
@@ -244,8 +244,13 @@ async fn recover_whole(
     let handle = &repository.handle;
     let processes = repository.environment.processes.as_ref();
     let open = OpenSession::open(handle, writing.holder.clone(), None, processes).await?;
+    let mut objects: HashMap<&str, Vec<&LeftObject>> = HashMap::new();
+    for object in left.objects() {
+        objects.entry(&object.key).or_default().push(object);
+    }
     let recovery = Recovery {
         left,
+        objects,
         writing,
         ingest: Arc::new(Ingest::new(repository.content_store.clone(), open.id().0)),
         session: open.id(),
@@ -328,6 +333,8 @@ async fn journals(left: &Leftover, handle: &RootHandle) -> Result<JournalObjects
 /// One recovery under way.
 struct Recovery<'a> {
     left: &'a Leftover,
+    /// Its objects by key: several files may hold one.
+    objects: HashMap<&'a str, Vec<&'a LeftObject>>,
     writing: &'a Writing,
     ingest: Arc<Ingest>,
     session: SessionId,
@@ -389,12 +396,15 @@ impl Recovery<'_> {
         Ok(made.map(|_| ())?)
     }
 
+    fn objects_of(&self, key: &str) -> impl Iterator<Item = &LeftObject> {
+        self.objects.get(key).into_iter().flatten().copied()
+    }
+
     /// Reads what a journal says once more.
     async fn operations(&self, journal: &KeptJournal) -> Result<Operations, RecoveryError> {
         let handle = &self.writing.repository.handle;
         let mut path = String::new();
-        let objects = self.left.objects().iter();
-        for object in objects.filter(|object| object.key == journal.key) {
+        for object in self.objects_of(&journal.key) {
             path = object.path().display().to_string();
             let Some(bytes) = self.left.read(object).await? else {
                 continue;
@@ -480,9 +490,8 @@ impl Recovery<'_> {
         }
         let key = pack.key();
         let mut spooled = None;
-        let objects = self.left.objects().iter();
         // Of several files of one object any whole one will do.
-        for object in objects.filter(|object| object.key == key) {
+        for object in self.objects_of(&key) {
             spooled = self.left.read(object).await?;
             if spooled.is_some() {
                 break;

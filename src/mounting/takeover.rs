@@ -29,23 +29,23 @@ use crate::volume::rescue;
 /// operations cannot be replayed, or the packs not be read.
 pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<Replayed>, MountingError> {
     take_packs(volume, open).await?;
+    let mut replay = volume.replay();
     for ended_session in open.ended_sessions() {
         let damaged = |reason| {
             let object = format!("journal of session {}", ended_session.session);
             RootError::damaged(&object, reason)
         };
-        let mut replay = volume.replay();
         for entry in &ended_session.entries {
             let operations = Operations::decode(&entry.operations).map_err(damaged)?;
             replay.carry_out(&operations).await?;
         }
-        replay.finish().await?;
         if let Some(last) = ended_session.entries.last() {
             let journals = ended_session.entries.len();
             tracing::warn!(session = %ended_session.session, operations = journals, last = last.last,
                 "carried out what an earlier mount had acknowledged and not committed");
         }
     }
+    replay.finish().await?;
     let replayed = open.ended_sessions().iter().map(|ended_session| Replayed {
         session: ended_session.session,
         last: ended_session.entries.last().map_or(0, |entry| entry.last),

@@ -6,7 +6,7 @@
 
 use super::error::RootError;
 use super::forget::rewrite;
-use super::lists::{ListWriter, Lists, put_shard};
+use super::lists::{ListWriter, Lists};
 use super::snapshots::{NewSnapshot, SnapshotEntry, SnapshotList, TrashEntry, new_entry};
 use super::state::{Root, Volume};
 use super::transition::ListChange;
@@ -28,7 +28,7 @@ pub(super) struct Added {
 /// - Those of [`new_entry`].
 /// - [`RootError::Store`], [`RootError::Unopenable`] or [`RootError::Damaged`] if a list of
 ///   snapshots cannot be read.
-/// - Those of [`put_shard`]; a refusal if a list is full.
+/// - Those of [`rewrite`]; a refusal if a list is full.
 pub(super) async fn add_snapshot(
     next: &mut Root,
     lists: &Lists,
@@ -42,21 +42,18 @@ pub(super) async fn add_snapshot(
     // snapshot; if an entry of it is restored later, it gets a new number where needed.
     let trash = lists.known_trash(&next.trash).await?;
     let entry = new_entry(next, &kept, &trash, (volume, state), request)?;
-    let older = kept.named(volume, &entry.name).cloned();
-    let leaves = |other: &SnapshotEntry| {
-        let is_older =
-            |older: &SnapshotEntry| other.volume == older.volume && other.name == older.name;
-        older.as_ref().is_some_and(is_older)
-    };
+    // After a repair, several can have one name.
+    let leaves = |other: &SnapshotEntry| other.volume == volume && other.name == entry.name;
+    let older: Vec<SnapshotEntry> = kept.iter().filter(|kept| leaves(kept)).cloned().collect();
     let joining = vec![entry.clone()];
     let change = rewrite(writer, &next.snapshots, &shards, leaves, joining).await?;
-    let has_replaced = older.is_some();
-    if let Some(snapshot) = older {
-        let forgotten = TrashEntry {
+    let has_replaced = !older.is_empty();
+    if has_replaced {
+        let forgotten = older.into_iter().map(|snapshot| TrashEntry {
             snapshot,
             forgotten: request.clock,
-        };
-        let change = discard(next, lists, writer, forgotten).await?;
+        });
+        let change = discard(next, lists, writer, forgotten.collect()).await?;
         next.change_trash(&change)?;
     }
     next.change_snapshots(&change)?;
@@ -67,22 +64,23 @@ pub(super) async fn add_snapshot(
     })
 }
 
-/// Returns the change that adds an entry to the trash. A part of the trash that cannot be read
+/// Returns the change that adds entries to the trash. A part of the trash that cannot be read
 /// stays as it is.
 async fn discard(
     next: &Root,
     lists: &Lists,
     writer: &dyn ListWriter,
-    entry: TrashEntry,
+    entries: Vec<TrashEntry>,
 ) -> Result<ListChange, RootError> {
-    match lists.trash_shards(&next.trash).await {
-        Ok(shards) => rewrite(writer, &next.trash, &shards, |_| false, vec![entry]).await,
-        Err(error) => {
-            tracing::warn!("the trash is not merged: {error}");
-            Ok(ListChange {
-                removed: Vec::new(),
-                added: vec![put_shard(writer, vec![entry]).await?],
-            })
+    let (mut refs, mut shards) = (Vec::new(), Vec::new());
+    for list in &next.trash {
+        match lists.trash_shards(&[*list]).await {
+            Ok(shard) => {
+                refs.push(*list);
+                shards.extend(shard);
+            }
+            Err(error) => tracing::warn!("a part of the trash is not merged: {error}"),
         }
     }
+    rewrite(writer, &refs, &shards, |_| false, entries).await
 }

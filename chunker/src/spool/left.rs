@@ -132,12 +132,26 @@ async fn sessions(disk: &dyn Disk, root: &Path) -> Result<Vec<(u64, DiskEntry)>,
 /// Removes what [`Leftover::discard`] of an earlier mount has left.
 async fn sweep_done(disk: &dyn Disk, root: &Path) {
     // What cannot be listed is reported by the caller, which lists it as well.
-    for entry in disk.list(root).await.unwrap_or_default() {
+    let mut done = disk.list(root).await.unwrap_or_default();
+    done.retain(|entry| {
         let session = entry.name.strip_suffix(DONE);
-        if session.and_then(parse_session).is_some() {
-            remove_done(disk, &root.join(&entry.name)).await;
-        }
+        session.and_then(parse_session).is_some()
+    });
+    // The old name must not come back without the files that are removed now.
+    if done.is_empty() || disk.sync_directory(root).await.is_err() {
+        return;
     }
+    for entry in done {
+        remove_done(disk, &root.join(&entry.name)).await;
+    }
+}
+
+/// Whether this is the answer for a directory that cannot have the other name.
+fn is_bound(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::CrossesDevices | io::ErrorKind::AlreadyExists
+    )
 }
 
 /// Whether a spool makes files of such a name, other than its lock.
@@ -145,8 +159,9 @@ fn is_of_spool(name: &str) -> bool {
     file::is_unfinished(name) || name.starts_with(INCOMPLETE) || file::parse(name).is_some()
 }
 
-/// Removes a directory of which nothing is needed. What stays is removed by the next mount.
-async fn remove_done(disk: &dyn Disk, directory: &Path) {
+/// Removes a directory of which nothing is needed. What stays is removed by the next mount. Returns
+/// true if it is gone, also after a power loss.
+async fn remove_done(disk: &dyn Disk, directory: &Path) -> bool {
     let listed = disk.list(directory).await.unwrap_or_default();
     for entry in listed.iter().filter(|entry| is_of_spool(&entry.name)) {
         let path = directory.join(&entry.name);
@@ -157,7 +172,7 @@ async fn remove_done(disk: &dyn Disk, directory: &Path) {
             _ => {}
         }
     }
-    remove_directory(disk, directory).await;
+    remove_directory(disk, directory).await
 }
 
 fn parse_session(name: &str) -> Option<u64> {
@@ -299,6 +314,10 @@ impl Leftover {
     pub async fn discard(self) -> bool {
         let done = match self.renamed(DONE).await {
             Ok(done) => done,
+            // On a layered filesystem some directories have their name for good.
+            Err(SpoolError::Disk { source, .. }) if is_bound(&source) => {
+                return remove_done(&*self.disk, &self.directory).await;
+            }
             Err(error) => {
                 tracing::warn!("{} stays: {error}", self.directory.display());
                 return false;

@@ -79,4 +79,11 @@ async fn a_trash_that_cannot_be_read_gets_what_is_replaced() {
     let made = commit(&place, weekly(3000), 2).await.expect("new");
     assert!(made.has_replaced);
     assert_eq!(place.handle.current().root.trash.len(), 2);
+    // The others are merged: the root stays small.
+    for clock in 4000..4040 {
+        let made = commit(&place, weekly(clock), 3).await.expect("new");
+        assert!(made.has_replaced);
+    }
+    let lists = place.handle.current().root.trash.len();
+    assert!(lists < 12, "{lists} lists of 43 snapshots");
 }

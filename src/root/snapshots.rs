@@ -307,9 +307,6 @@ pub fn check_new(
     name: Option<&str>,
     tags: &[String],
 ) -> Result<(), RootError> {
-    if let Some(name) = name {
-        check_snapshot_name(name)?;
-    }
     let is_taken = |name: &&str| kept.named(volume, name).is_some();
     if let Some(name) = name.filter(is_taken).map(str::to_owned) {
         return Err(RootError::NameTaken { name });

@@ -142,17 +142,23 @@ fn lose(host: &Host) {
     host.volume().poison(cause);
 }
 
-fn acknowledge(host: &Host) {
+/// Sends a request to the mount itself, and returns its answer.
+pub fn control(host: &Host, request: &str) -> String {
     let flags = OpenFlags {
         read: true,
         write: true,
         ..OpenFlags::default()
     };
     let control = (CONTROL, open_with(host, CONTROL, flags));
-    write(host, control, 0, br#"{"acknowledge":{}}"#).expect("asked");
+    write(host, control, 0, request.as_bytes()).expect("asked");
     let answer = String::from_utf8(read(host, control).expect("read")).expect("text");
-    assert!(answer.contains("lost_files"), "{answer}");
     release(host, control);
+    answer
+}
+
+fn acknowledge(host: &Host) {
+    let answer = control(host, r#"{"acknowledge":{}}"#);
+    assert!(answer.contains("lost_files"), "{answer}");
 }
 
 /// Checks that nothing that would change or keep the file works through this handle.

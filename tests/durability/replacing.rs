@@ -4,43 +4,11 @@
 use std::time::Duration;
 
 use bkfs::mounting::settings::Settings;
-use bkfs_fuse::{Ino, OpenFlags, Read, Write};
 use bkfs_store::{Operation, StoreErrorKind};
 use bkfs_testing::fault::{Fault, Strike};
 
-use crate::host::{Bucket, CALLER, Host, ask, noise};
-
-/// The inode of `.bkfs/control`.
-const CONTROL: Ino = Ino(6);
-
-/// Sends a request to the mount, and returns its answer.
-fn control(host: &Host, request: &str) -> String {
-    let flags = OpenFlags {
-        read: true,
-        write: true,
-        ..OpenFlags::default()
-    };
-    let opened = ask(host, |vfs, reply| vfs.open(CALLER, CONTROL, flags, reply));
-    let handle = opened.recv().expect("answered").expect("opened").handle;
-    let write = Write {
-        ino: CONTROL,
-        handle,
-        offset: 0,
-        data: request.as_bytes(),
-        from_cache: false,
-        kill_privileges: false,
-    };
-    let written = ask(host, |vfs, reply| vfs.write(write, reply));
-    written.recv().expect("answered").expect("asked");
-    let read = Read {
-        ino: CONTROL,
-        handle,
-        offset: 0,
-        size: 1 << 20,
-    };
-    let answer = ask(host, |vfs, reply| vfs.read(read, reply));
-    String::from_utf8(answer.recv().expect("answered").expect("read").to_vec()).expect("text")
-}
+use crate::handles::control;
+use crate::host::{Bucket, Host, noise};
 
 fn has_weekly(host: &Host) -> bool {
     let list = host.run(host.repository.snapshots()).expect("listed");
@@ -74,13 +42,16 @@ fn a_tag_that_is_refused_leaves_the_older_snapshot() {
     assert!(has_weekly(&host));
 }
 
-/// Whichever replacement of the root the store refuses.
+/// Whichever replacement of the root the store refuses, or does not answer.
 #[test]
 fn a_store_that_refuses_leaves_one_of_them() {
-    for refusal in [StoreErrorKind::Denied, StoreErrorKind::OutcomeUnknown] {
+    for fault in [
+        Fault::FailBefore(StoreErrorKind::Denied),
+        Fault::FailBefore(StoreErrorKind::OutcomeUnknown),
+    ] {
         for nth in 1..=3 {
             let host = with_weekly(&Bucket::new());
-            let strike = Strike::with(Fault::FailBefore(refusal)).on(Operation::Replace);
+            let strike = Strike::with(fault.clone()).on(Operation::Replace);
             host.faults.plan(strike.nth(nth).always());
             let wanted = r#"{"snapshot":{"name":"weekly","tags":[],"replace":true}}"#;
             let answer = control(&host, wanted);
@@ -90,7 +61,27 @@ fn a_store_that_refuses_leaves_one_of_them() {
                 "{nth}: {answer}"
             );
             host.faults.heal();
-            assert!(has_weekly(&host), "{refusal:?} {nth}: {answer}");
+            assert!(has_weekly(&host), "{fault:?} {nth}: {answer}");
         }
     }
+}
+
+/// The store has made the replacement, and its answer is lost.
+#[test]
+fn a_lost_answer_says_what_was_replaced() {
+    let host = with_weekly(&Bucket::new());
+    let lost = Fault::FailAfter(StoreErrorKind::OutcomeUnknown);
+    host.faults
+        .plan(Strike::with(lost).on(Operation::Replace).keys("root"));
+    let wanted = r#"{"snapshot":{"name":"weekly","tags":[],"replace":true}}"#;
+    let answer = control(&host, wanted);
+    assert_eq!(host.faults.struck(), 1);
+    assert!(answer.contains("\"replaced\":true"), "{answer}");
+    let list = host.run(host.repository.snapshots()).expect("listed");
+    let weekly = list.iter().filter(|entry| entry.name == "weekly");
+    assert_eq!(weekly.count(), 1);
+    let root = host.repository.handle.current().root.clone();
+    let trash = host.run(host.repository.lists.trash_shards(&root.trash));
+    let trash = trash.expect("read");
+    assert_eq!(trash.iter().map(|shard| shard.len()).sum::<usize>(), 1);
 }

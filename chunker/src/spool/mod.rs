@@ -13,6 +13,7 @@
 //!   ROOT/SESSION/new-NUMBER            one that is being written
 //!   ROOT/SESSION/incomplete-LAST       its snapshot has only what is numbered up to LAST
 //!   ROOT/SESSION.damaged               set aside: no mount brings it to the bucket
+//!   ROOT/SESSION.done                  all of it is in the bucket: what is left is removed
 //! ```
 
 mod draft;

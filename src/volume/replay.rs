@@ -17,10 +17,8 @@ use crate::volume::flush::Reach;
 use crate::volume::mode;
 use crate::volume::operations::{Content, Operations, Piece};
 use crate::volume::rescue;
+use crate::volume::room::Pressure;
 use crate::volume::state::{Scope, signed_difference};
-
-/// Contents that a replay keeps in memory, in bytes. Beyond this they are stored.
-const DIRTY_BYTES_MAX: usize = 64 << 20;
 
 /// A replay of journals under way, in a volume that is not in use yet. The changes are not
 /// journaled again: a commit must follow.
@@ -33,13 +31,12 @@ pub struct Replay<'a> {
     /// Allocated bytes of the volume at the beginning, and of each inode before its first change.
     bytes: u64,
     before: BTreeMap<u64, u64>,
-    /// Bytes of contents since they were last stored.
-    dirty_bytes: usize,
 }
 
 impl Replay<'_> {
-    /// Applies the changes of the next journal. All blobs that it refers to must be readable
-    /// already ([`bkfs_chunker::ingest::Ingest::take_over`]).
+    /// Applies the changes of the next journal, and stores all contents if there are many in
+    /// memory. All blobs that it refers to must be readable already
+    /// ([`bkfs_chunker::ingest::Ingest::take_over`]).
     ///
     /// Cancel safety: dropped, it leaves part of the changes in the active layer.
     ///
@@ -57,16 +54,14 @@ impl Replay<'_> {
         }
         volume.replay_items(operations)?;
         for piece in &operations.contents {
+            volume.bring_attributes(piece.inode).await?;
             volume.replay_piece(piece).await?;
-            if let Content::Data(bytes) = &piece.content {
-                self.dirty_bytes += bytes.len();
-            }
         }
-        if self.dirty_bytes > DIRTY_BYTES_MAX {
-            volume.flush_replayed().await?;
-            self.dirty_bytes = 0;
+        let pressure = volume.room.data_pressure(&volume.view.state()?.lock());
+        match pressure {
+            Pressure::None => Ok(()),
+            Pressure::Some | Pressure::Full => volume.flush_replayed().await,
         }
-        Ok(())
     }
 
     /// Counts what the journals have changed.
@@ -96,7 +91,6 @@ impl Volume {
             volume: self,
             bytes: self.view.totals().bytes,
             before: BTreeMap::new(),
-            dirty_bytes: 0,
         }
     }
 
@@ -109,6 +103,21 @@ impl Volume {
         };
         for inode in files {
             self.flush_file(inode, epoch, Reach::All).await?;
+        }
+        Ok(())
+    }
+
+    /// Puts the attributes of a file into the active layer, if only the tree has them. Contents can
+    /// be stored only if a layer has the attributes, and a journal leaves out those that a commit
+    /// had stored before it.
+    async fn bring_attributes(&self, inode: u64) -> Result<(), VolumeError> {
+        let state = self.view.state()?;
+        if state.lock().attributes(Scope::Live, inode).is_some() {
+            return Ok(());
+        }
+        let key = Key::attributes(inode);
+        if let Some(item) = self.view.item(Scope::Live, &key).await? {
+            state.lock().active.set(key, Some(item));
         }
         Ok(())
     }

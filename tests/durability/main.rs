@@ -28,6 +28,7 @@ mod quarantined;
 mod reading;
 mod recovery_bases;
 mod replacing;
+mod replaying;
 mod rotten;
 mod scattered;
 mod stalls;

@@ -1,6 +1,7 @@
 //! Disks of machines that were made of an image of one that holds a spool: they claim nothing of
 //! its session, and what each of them holds becomes a snapshot.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use bkfs::mounting::settings::Settings;
@@ -20,6 +21,12 @@ fn image_of(disk: &SimulatedDisk) -> SimulatedDisk {
     let image = disk.copy();
     number_of(0x1234, &image);
     image
+}
+
+/// The names of the snapshots that a mount has made of spools, or found made of them.
+fn recovered_in(host: &Host) -> Vec<String> {
+    let recovered = host.assembled.spool_news().recovered;
+    recovered.into_iter().map(|made| made.snapshot).collect()
 }
 
 /// Closes a file that only the spool gets, because the store stands still.
@@ -273,7 +280,15 @@ fn what_can_be_read_again_is_recovered_although_its_loss_was_accepted() {
 /// A spool whose snapshot is made is removed file by file. What stays of it is no spool of its own.
 #[test]
 fn a_spool_of_which_a_part_stays_is_removed_by_the_next_mount() {
-    for nth in 1..=7 {
+    let renames = [
+        None,
+        Some(ErrorKind::CrossesDevices),
+        Some(ErrorKind::StorageFull),
+    ];
+    for (rename, nth) in renames
+        .into_iter()
+        .flat_map(|rename| (1..=7).map(move |nth| (rename, nth)))
+    {
         let (bucket, disk) = dead_after(|_, host| {
             host.write("kept", 0, noise(9, 3 << 20));
             host.run(host.volume().commit()).expect("committed");
@@ -281,17 +296,58 @@ fn a_spool_of_which_a_part_stays_is_removed_by_the_next_mount() {
         let taker = bucket.host();
         taker.write("taken", 0, noise(4, 10));
         taker.finish().expect("left");
-        disk.fail(DiskOperation::Remove, nth, std::io::ErrorKind::Other);
+        if let Some(kind) = rename {
+            disk.fail(DiskOperation::Rename, 1, kind);
+        }
+        disk.fail(DiskOperation::Remove, nth, ErrorKind::Other);
         let host = Host::spooling(&bucket, &disk);
-        assert_eq!(host.assembled.spool_news().recovered.len(), 1);
+        let first = recovered_in(&host);
+        assert_eq!(first.len(), 1);
         host.finish().expect("left");
         disk.heal();
         let host = Host::spooling(&bucket, &disk);
         let news = host.assembled.spool_news();
-        assert!(news.stranded.is_empty(), "{nth}: {:?}", news.stranded);
-        assert!(news.recovered.is_empty(), "{nth}: {:?}", news.recovered);
+        assert!(
+            news.stranded.is_empty(),
+            "{rename:?} {nth}: {:?}",
+            news.stranded
+        );
+        // A part under the old name stands for the same snapshot.
+        let again = recovered_in(&host);
+        let is_for_it = again.is_empty() || (rename.is_some() && again == first);
+        assert!(is_for_it, "{rename:?} {nth}: {again:?}");
         host.finish().expect("left");
-        assert!(files(&disk, "+").is_empty(), "{nth}: {:?}", disk.paths());
+        assert!(
+            files(&disk, "+").is_empty(),
+            "{rename:?} {nth}: {:?}",
+            disk.paths()
+        );
+    }
+}
+
+/// On a layered filesystem a directory may have its name for good, and a full disk may have no room
+/// for another name.
+#[test]
+fn a_spool_whose_directory_keeps_its_name_is_removed() {
+    for kind in [
+        ErrorKind::CrossesDevices,
+        ErrorKind::AlreadyExists,
+        ErrorKind::StorageFull,
+        ErrorKind::QuotaExceeded,
+        ErrorKind::Other,
+    ] {
+        let (bucket, disk) = dead_after(|_, host| {
+            host.write("kept", 0, noise(9, 3 << 20));
+            host.run(host.volume().commit()).expect("committed");
+        });
+        let taker = bucket.host();
+        taker.write("taken", 0, noise(4, 10));
+        taker.finish().expect("left");
+        disk.fail(DiskOperation::Rename, 1, kind);
+        let host = Host::spooling(&bucket, &disk);
+        assert_eq!(host.assembled.spool_news().recovered.len(), 1);
+        host.finish().expect("left");
+        assert!(files(&disk, "+").is_empty(), "{kind:?}: {:?}", disk.paths());
     }
 }
 

@@ -138,20 +138,16 @@ async fn sweep_done(disk: &dyn Disk, root: &Path) {
         session.and_then(parse_session).is_some()
     });
     // The old name must not come back without the files that are removed now.
-    if done.is_empty() || disk.sync_directory(root).await.is_err() {
+    if done.is_empty() {
+        return;
+    }
+    if let Err(error) = disk.sync_directory(root).await {
+        tracing::warn!("finished spools in {} stay: {error}", root.display());
         return;
     }
     for entry in done {
         remove_done(disk, &root.join(&entry.name)).await;
     }
-}
-
-/// Whether this is the answer for a directory that cannot have the other name.
-fn is_bound(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::CrossesDevices | io::ErrorKind::AlreadyExists
-    )
 }
 
 /// Whether a spool makes files of such a name, other than its lock.
@@ -162,17 +158,32 @@ fn is_of_spool(name: &str) -> bool {
 /// Removes a directory of which nothing is needed. What stays is removed by the next mount. Returns
 /// true if it is gone, also after a power loss.
 async fn remove_done(disk: &dyn Disk, directory: &Path) -> bool {
-    let listed = disk.list(directory).await.unwrap_or_default();
-    for entry in listed.iter().filter(|entry| is_of_spool(&entry.name)) {
-        let path = directory.join(&entry.name);
-        match disk.remove(&path).await {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!("{} stays: {error}", path.display());
-            }
-            _ => {}
+    let listed = match disk.list(directory).await {
+        Ok(listed) => listed,
+        Err(error) => {
+            tracing::warn!("{} stays: {error}", directory.display());
+            return false;
         }
+    };
+    for entry in listed.iter().filter(|entry| is_of_spool(&entry.name)) {
+        remove_file(disk, &directory.join(&entry.name)).await;
     }
-    remove_directory(disk, directory).await
+    let is_gone = remove_directory(disk, directory).await;
+    if !is_gone {
+        tracing::warn!("{} may stay; nothing in it is needed", directory.display());
+    }
+    is_gone
+}
+
+/// Removes a file. Returns true if it is gone.
+async fn remove_file(disk: &dyn Disk, path: &Path) -> bool {
+    match disk.remove(path).await {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!("{} stays: {error}", path.display());
+            false
+        }
+        _ => true,
+    }
 }
 
 fn parse_session(name: &str) -> Option<u64> {
@@ -312,19 +323,32 @@ impl Leftover {
     /// spool that has lost some. Dropped, it leaves the directory under one of the two names to the
     /// next mount.
     pub async fn discard(self) -> bool {
-        let done = match self.renamed(DONE).await {
+        let done = match self.rename(DONE).await {
             Ok(done) => done,
-            // On a layered filesystem some directories have their name for good.
-            Err(SpoolError::Disk { source, .. }) if is_bound(&source) => {
-                return remove_done(&*self.disk, &self.directory).await;
-            }
+            // On a layered filesystem some directories have their name for good, and on a full disk
+            // there may be no room for another one.
             Err(error) => {
-                tracing::warn!("{} stays: {error}", self.directory.display());
-                return false;
+                tracing::info!("the spool is removed under its name: {error}");
+                return self.remove_in_order().await;
             }
         };
+        if let Err(error) = self.sync_root(&done).await {
+            tracing::warn!("{} stays: {error}", done.display());
+            return false;
+        }
         remove_done(&*self.disk, &done).await;
         true
+    }
+
+    /// Removes the directory under its name, from the first object on, until one stays. So what
+    /// stays is the end of the spool, of which the root says the same as of the whole.
+    async fn remove_in_order(&self) -> bool {
+        for object in &self.objects {
+            if !remove_file(&*self.disk, &object.path).await {
+                return false;
+            }
+        }
+        remove_done(&*self.disk, &self.directory).await
     }
 
     /// Renames the directory so that no mount finds it, and returns the new path. The objects stay
@@ -334,20 +358,29 @@ impl Leftover {
     /// `Disk` if the disk fails: the directory still has its old name, or has the new one but may
     /// lose it after a power loss.
     pub async fn set_aside(self) -> Result<PathBuf, SpoolError> {
-        self.renamed(SET_ASIDE).await
+        let aside = self.rename(SET_ASIDE).await?;
+        self.sync_root(&aside).await?;
+        Ok(aside)
     }
 
-    /// Adds a suffix to the name of the directory, and returns the new path.
-    async fn renamed(&self, suffix: &str) -> Result<PathBuf, SpoolError> {
+    /// Adds a suffix to the name of the directory, and returns the new path. A power loss may take
+    /// that back until [`Leftover::sync_root`].
+    async fn rename(&self, suffix: &str) -> Result<PathBuf, SpoolError> {
         let mut name = self.directory.clone().into_os_string();
         name.push(suffix);
-        let aside = PathBuf::from(name);
-        let renamed = self.disk.rename(&self.directory, &aside).await;
-        renamed.map_err(|error| SpoolError::disk(&self.directory, error))?;
-        if let Some(root) = aside.parent() {
-            let synced = self.disk.sync_directory(root).await;
-            synced.map_err(|error| SpoolError::disk(root, error))?;
+        let renamed = PathBuf::from(name);
+        match self.disk.rename(&self.directory, &renamed).await {
+            Ok(()) => Ok(renamed),
+            Err(error) => Err(SpoolError::disk(&self.directory, error)),
         }
-        Ok(aside)
+    }
+
+    /// Makes the name of the directory durable.
+    async fn sync_root(&self, directory: &Path) -> Result<(), SpoolError> {
+        let Some(root) = directory.parent() else {
+            return Ok(());
+        };
+        let synced = self.disk.sync_directory(root).await;
+        synced.map_err(|error| SpoolError::disk(root, error))
     }
 }

@@ -287,7 +287,13 @@ impl<U: Uploads> RootCommitter<U> {
     async fn was_made(&self, root: &Root, pending: &Pending<U::Mark>) -> Result<bool, RootError> {
         if self.is_snapshot_only {
             let kept = self.lists.snapshots(root).await?;
-            return Ok(kept.iter().any(|entry| entry.commit == pending.record));
+            if kept.iter().any(|entry| entry.commit == pending.record) {
+                return Ok(true);
+            }
+            // Another machine may have forgotten it since.
+            let trash = self.lists.known_trash(&root.trash).await?;
+            let mut forgotten = trash.iter().flat_map(|shard| shard.iter());
+            return Ok(forgotten.any(|entry| entry.snapshot.commit == pending.record));
         }
         let Some(entry) = root.volumes.get(&self.volume) else {
             return Ok(false);

@@ -1,9 +1,11 @@
 //! A snapshot that takes the place of an older one of its name.
 
-use super::lists::{ListBucket, place};
+use super::lists::{ListBucket, place, recovered_as, recovering};
 use super::support::*;
 use crate::root::commit_request::{CommitRequest, RootCommit};
 use crate::root::error::RootError;
+use crate::root::forget::ListChanger;
+use crate::root::lists::DirectLists;
 use crate::root::snapshots::{NewSnapshot, TrashEntry};
 use bkfs_chunker::crypto::Class;
 
@@ -86,4 +88,38 @@ async fn a_trash_that_cannot_be_read_gets_what_is_replaced() {
     }
     let lists = place.handle.current().root.trash.len();
     assert!(lists < 12, "{lists} lists of 43 snapshots");
+}
+
+/// The answer to the replacement is lost, and another machine forgets the snapshot before the
+/// writer looks for it.
+#[tokio::test(start_paused = true)]
+async fn a_recovered_snapshot_that_was_forgotten_at_once_is_not_made_again() {
+    let store = Faulty::new(memory().await);
+    let place = place(store.clone()).await;
+    let (_session, committer) = recovering(&place).await;
+    store.plan([Fault::Silent]);
+    let other = process(store.inner.clone(), 9).await;
+    let forgetting = async {
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        let writer = DirectLists::new(&other, place.session.id());
+        let changer = ListChanger {
+            handle: &other,
+            lists: &place.lists,
+            writer: &writer,
+            session: place.session.id(),
+        };
+        let names = ["recovered-1".to_owned()];
+        changer
+            .forget("main", &names, time(2000))
+            .await
+            .expect("it is there");
+    };
+    let making = committer.commit(recovered_as("recovered-1", 6000));
+    let (made, ()) = tokio::join!(making, forgetting);
+    let made = made.expect("it was made").snapshot.expect("asked for");
+    place.handle.refresh().await.expect("there");
+    assert_eq!(place.kept().await.named("main", "recovered-1"), None);
+    let trash = trash_of(&place).await;
+    let trashed: Vec<_> = trash.iter().map(|entry| &entry.snapshot).collect();
+    assert_eq!(trashed, [&made]);
 }

@@ -23,7 +23,7 @@ pub(super) struct ListBucket {
     pub(super) store: Arc<dyn Store>,
     pub(super) handle: crate::root::RootHandle,
     pub(super) lists: Lists,
-    session: OpenSession,
+    pub(super) session: OpenSession,
     pub(super) committer: RootCommitter<Fake>,
 }
 
@@ -83,24 +83,36 @@ impl ListBucket {
     }
 }
 
-/// Makes a snapshot that is not among the volume's commits, as a fenced machine does.
-async fn recovered(place: &ListBucket, name: &str, clock: i64) -> SnapshotEntry {
+/// Returns a committer of snapshots that are not among the volume's commits, as a fenced machine
+/// has, and its session.
+pub(super) async fn recovering(place: &ListBucket) -> (OpenSession, RootCommitter<Fake>) {
     let session = OpenSession::open(&place.handle, holder("b"), None, &SystemProcesses).await;
     let session = session.expect("room");
     let (handle, lists) = (place.handle.clone(), place.lists.clone());
     let uploads = Fake::new(&Arc::default(), &handle, session.id());
     let committer =
         RootCommitter::snapshot_only(handle, lists, session.id(), "main", uploads, None);
+    (session, committer)
+}
+
+/// Returns the request for such a snapshot.
+pub(super) fn recovered_as(name: &str, clock: i64) -> CommitRequest<()> {
     let request = NewSnapshot {
         name: Some(name.to_owned()),
         clock: time(clock),
         recovered: true,
         ..NewSnapshot::default()
     };
-    let made = committer.commit(CommitRequest {
+    CommitRequest {
         snapshot: Some(request),
         ..tree(9)
-    });
+    }
+}
+
+/// Makes such a snapshot.
+async fn recovered(place: &ListBucket, name: &str, clock: i64) -> SnapshotEntry {
+    let (session, committer) = recovering(place).await;
+    let made = committer.commit(recovered_as(name, clock));
     let made = made.await.expect("the name is free").snapshot;
     session.end().await.expect("still live");
     made.expect("asked for")

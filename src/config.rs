@@ -1,30 +1,22 @@
-//! The configuration file: named repositories, and the prices of a store.
+//! The configuration file: profiles of repositories, and the prices of a store.
 //!
-//! ```toml
-//! [repository.offsite]
-//! url = "s3://backups/db1"
-//! endpoint = "https://minio.example"
-//! password_file = "/etc/bkfs.password"
-//!
-//! [prices]
-//! currency = "EUR"
-//! storage_gb_month = 0.02
-//! put_1000 = 0.005
-//! ```
+//! docs/configuration.md describes the file for users.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
+
+use crate::retain::{Policy, Span};
 
 /// The content of one or several configuration files.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The repositories by name.
+    /// The profiles of the repositories, by name.
     #[serde(default, rename = "repository")]
-    pub repositories: BTreeMap<String, NamedRepository>,
-    /// The prices of the store.
+    pub repositories: BTreeMap<String, RepositoryProfile>,
+    /// The prices of stores for which the profile has none.
     pub prices: Option<Prices>,
 }
 
@@ -51,12 +43,20 @@ impl Default for Prices {
     }
 }
 
-/// A repository with a name.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+/// What a name stands for: a repository, and how it is used on this machine.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct NamedRepository {
+pub struct RepositoryProfile {
     /// The URL of the repository.
     pub url: String,
+    /// The volume of commands and mounts that are given none.
+    pub volume: Option<String>,
+    /// The mount options, as after `-o`.
+    pub options: Option<String>,
+    /// The rules by which `bkfs forget` keeps snapshots if it is given none.
+    pub retention: Option<Retention>,
+    /// The prices of the store.
+    pub prices: Option<Prices>,
     /// The address of the store.
     pub endpoint: Option<String>,
     /// The region of the store.
@@ -65,6 +65,42 @@ pub struct NamedRepository {
     pub password_file: Option<PathBuf>,
     /// The command that prints the password.
     pub password_command: Option<String>,
+}
+
+/// The rules of retention. The fields are the options of `bkfs forget` of these names.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Retention {
+    keep_last: u32,
+    keep_hourly: u32,
+    keep_daily: u32,
+    keep_weekly: u32,
+    keep_monthly: u32,
+    keep_yearly: u32,
+    #[serde(deserialize_with = "span")]
+    keep_within: Option<Span>,
+    keep_tag: Vec<String>,
+}
+
+impl From<Retention> for Policy {
+    fn from(rules: Retention) -> Self {
+        Self {
+            last: rules.keep_last,
+            hourly: rules.keep_hourly,
+            daily: rules.keep_daily,
+            weekly: rules.keep_weekly,
+            monthly: rules.keep_monthly,
+            yearly: rules.keep_yearly,
+            within: rules.keep_within,
+            tags: rules.keep_tag,
+        }
+    }
+}
+
+/// Reads a stretch of time such as `30d`.
+fn span<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Span>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
 /// The reason why a configuration file cannot be used.
@@ -139,6 +175,31 @@ mod tests {
         assert_eq!(config.repositories["b"].url, "/mnt/b");
         let prices = config.prices.unwrap();
         assert_eq!((prices.put_1000, prices.currency.as_str()), (0.01, "USD"));
+        let whole = file(
+            "whole",
+            "[repository.a]\nurl = 's3://a'\nvolume = 'db'\noptions = 'memory=1G,allow_other'\n\
+             [repository.a.retention]\nkeep_last = 3\nkeep_within = '30d'\nkeep_tag = ['x']\n\
+             [repository.a.prices]\ncurrency = 'EUR'\n",
+        );
+        let profile = Config::load(&[whole]).unwrap().repositories.remove("a");
+        let profile = profile.unwrap();
+        assert_eq!(profile.volume.as_deref(), Some("db"));
+        assert_eq!(profile.options.as_deref(), Some("memory=1G,allow_other"));
+        assert_eq!(profile.prices.unwrap().currency, "EUR");
+        let policy = Policy::from(profile.retention.unwrap());
+        let expected = Policy {
+            last: 3,
+            within: Some("30d".parse().unwrap()),
+            tags: vec!["x".to_owned()],
+            ..Policy::default()
+        };
+        assert_eq!(policy, expected);
+        let bad = file(
+            "bad",
+            "[repository.a]\nurl = 's3://a'\nretention = { keep_within = 'soon' }\n",
+        );
+        let error = Config::load(&[bad]).unwrap_err().to_string();
+        assert!(error.contains("soon") && error.contains("12h"), "{error}");
         let wrong = file(
             "wrong",
             "[repository.a]\nurl = 's3://a'\npasword_file = 'x'\n",

@@ -15,7 +15,8 @@ use crate::acquaintance::{Acquaintance, AddressRecord, known_at};
 use crate::cli::options::{Global, key_name};
 use crate::cli::output::{self, Code, Failure, bytes};
 use crate::cli::password::{Asking, Sources, Variables};
-use crate::config::{Config, NamedRepository};
+use crate::cli::profile::configuration;
+use crate::config::{Config, RepositoryProfile};
 use crate::mounting::settings::{CACHE_BYTES, SPOOL_BYTES, Settings};
 use crate::places;
 pub use crate::repository::Repository;
@@ -41,6 +42,8 @@ pub struct Access {
     pub accepted: Accepted,
     /// The key slot that the user names.
     pub key: Option<SlotName>,
+    /// Advice for a bare word that the configuration does not name.
+    bare_word: Option<String>,
 }
 
 impl Access {
@@ -62,12 +65,12 @@ impl Access {
     /// [`Code::Usage`] if the configuration, the URL or `BKFS_KEY` is malformed; [`Code::Failed`]
     /// if the cache directory has too little room.
     pub fn of_mount(url: &str, global: &Global, settings: &Settings) -> Result<Access, Failure> {
-        let config = Config::load(&places::config_files())
-            .map_err(|error| Failure::usage(error.to_string()))?;
+        let config = configuration()?;
+        let bare_word = advice_on(url, &config);
         let named = config.repositories.get(url);
         let url = parse(named.map_or(url, |named| &named.url))?;
         let from_config =
-            |get: fn(&NamedRepository) -> Option<&String>| named.and_then(get).cloned();
+            |get: fn(&RepositoryProfile) -> Option<&String>| named.and_then(get).cloned();
         let endpoint = from_config(|named| named.endpoint.as_ref());
         let region = from_config(|named| named.region.as_ref());
         let store = StoreOptions {
@@ -120,6 +123,7 @@ impl Access {
                 Some(key) => Some(key),
                 None => key_of_environment()?,
             },
+            bare_word,
         })
     }
 
@@ -167,7 +171,38 @@ impl Access {
         let place = places::state_dir().map(|directory| self.place(&directory));
         let known = known_at(place.as_ref(), self.accepted.replaced).await;
         let recognized = recognize(store, known).await;
-        recognized.map_err(|error| explain(error, &self.url))
+        recognized.map_err(|error| self.explain(error))
+    }
+
+    /// Returns the failure of this repository, with its URL. If there is no repository, the hint
+    /// says how to create one, and which names the configuration has if the URL is a bare word.
+    pub fn explain(&self, error: RootError) -> Failure {
+        let url = &self.url;
+        let is_absent = match &error {
+            RootError::Store(error) => {
+                let absent = matches!(
+                    error.kind(),
+                    StoreErrorKind::NoBucket | StoreErrorKind::NotFound
+                );
+                absent && url.local_path().is_some()
+            }
+            error => error.kind() == ErrorKind::NoRepository,
+        };
+        let mut failure = Failure::from(error).context(format_args!("repository {url}"));
+        // Advice names commands with URL for the repository.
+        failure.hint = (failure.hint).map(|hint| hint.replace(" URL", &format!(" {url}")));
+        if is_absent {
+            failure.code = Code::NoRepository;
+            failure.hint = Some(format!("Check the URL, or create one: bkfs init {url}"));
+        }
+        let is_elsewhere = matches!(failure.code, Code::NoRepository | Code::Failed);
+        if let Some(advice) = self.bare_word.as_ref().filter(|_| is_elsewhere) {
+            failure.hint = Some(match failure.hint {
+                Some(hint) => format!("{advice} {hint}"),
+                None => advice.clone(),
+            });
+        }
+        failure
     }
 
     /// Prepares for a command that reads everything once. Data from a bucket on a local disk is
@@ -176,6 +211,23 @@ impl Access {
     pub fn read_once(&mut self) {
         self.content_store.saves_requests = self.url.local_path().is_none();
     }
+}
+
+/// Returns what to say of a bare word that is no name of the configuration and so means a bucket of
+/// S3: a name may have been mistyped.
+fn advice_on(text: &str, config: &Config) -> Option<String> {
+    let is_url = text.contains([':', '/']);
+    if is_url || config.repositories.contains_key(text) {
+        return None;
+    }
+    let names: Vec<&str> = config.repositories.keys().map(String::as_str).collect();
+    let known = match names.is_empty() {
+        true => "which has no repositories".to_owned(),
+        false => format!("which has {}", names.join(", ")),
+    };
+    Some(format!(
+        "{text} is no name of the configuration ({known}), so it means the bucket s3://{text}."
+    ))
 }
 
 /// The key that `BKFS_KEY` names.
@@ -314,7 +366,7 @@ pub async fn open_with(access: &Access) -> Result<Repository, Failure> {
     // Why there was no password says more than that there was none.
     match asking.failure() {
         Some(failure) => Err(failure),
-        None => opened.map_err(|error| explain(error, &access.url)),
+        None => opened.map_err(|error| access.explain(error)),
     }
 }
 
@@ -340,7 +392,7 @@ pub struct Bare {
 /// The [`Failure`] of the store, the config or the keys, with the URL in its message; that of the
 /// password source if there is no password.
 pub async fn open_bare(access: &Access) -> Result<Bare, Failure> {
-    let explained = |error| explain(error, &access.url);
+    let explained = |error| access.explain(error);
     let store = open_store(&access.url, &access.store)
         .await
         .map_err(|error| explained(error.into()))?;
@@ -367,29 +419,6 @@ pub async fn open_bare(access: &Access) -> Result<Bare, Failure> {
         accept_rollback: access.accepted.rollback,
         timeout: access.timeout,
     })
-}
-
-/// Returns the failure of a repository, with its URL. If there is no repository, the hint says how
-/// to create one.
-pub fn explain(error: RootError, url: &RepositoryUrl) -> Failure {
-    let is_absent = match &error {
-        RootError::Store(error) => {
-            let absent = matches!(
-                error.kind(),
-                StoreErrorKind::NoBucket | StoreErrorKind::NotFound
-            );
-            absent && url.local_path().is_some()
-        }
-        error => error.kind() == ErrorKind::NoRepository,
-    };
-    let mut failure = Failure::from(error).context(format_args!("repository {url}"));
-    // Advice names commands with URL for the repository.
-    failure.hint = (failure.hint).map(|hint| hint.replace(" URL", &format!(" {url}")));
-    if is_absent {
-        failure.code = Code::NoRepository;
-        failure.hint = Some(format!("Check the URL, or create one: bkfs init {url}"));
-    }
-    failure
 }
 
 /// Splits `NAME[:/path]` into the name and the path (`/` without one). A time has colons of its
@@ -424,6 +453,25 @@ mod tests {
         assert_eq!(cache_limit(Some(all), Some(directory.path())), all);
         assert!(cache_limit(None, Some(directory.path())) <= free / 8);
         assert_eq!(cache_limit(None, None), CACHE_BYTES);
+    }
+
+    #[test]
+    fn a_bare_word_leads_to_the_names_of_the_configuration() {
+        let toml = |text: &str| toml::from_str::<Config>(text).unwrap();
+        let some = toml("[repository.offsite]\nurl = 's3://a'\n[repository.disk]\nurl = '/b'\n");
+        let told = advice_on("ofsite", &some).unwrap();
+        assert!(
+            told.contains("disk, offsite") && told.contains("s3://ofsite"),
+            "{told}"
+        );
+        assert!(
+            advice_on("ofsite", &toml(""))
+                .unwrap()
+                .contains("no repositories")
+        );
+        for text in ["offsite", "s3://ofsite", "./ofsite", "/ofsite"] {
+            assert_eq!(advice_on(text, &some), None, "{text}");
+        }
     }
 
     #[test]

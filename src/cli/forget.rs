@@ -7,7 +7,7 @@ use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output};
 use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
-use crate::cli::target::target_to_change;
+use crate::cli::target::{profile_of, target_to_change};
 use crate::retain::{Policy, Reason, Span, plan};
 use crate::root::error::RootError;
 use crate::root::forget::ListChanger;
@@ -24,7 +24,8 @@ type Verdict<'a> = crate::retain::Verdict<'a, SnapshotEntry>;
 /// newest of each host is always kept. Days, weeks, months and years are in UTC. A snapshot whose
 /// time cannot be right (in the future, or the same as that of another one because a clock had
 /// jumped) is kept and not counted. Forgotten snapshots lie in the trash: --undo brings them back
-/// until bkfs gc empties it.
+/// until bkfs gc empties it. Without a rule here, the table [repository.NAME.retention] of the
+/// configuration has the rules (keep_last = 3, keep_within = "30d" and so on).
 #[derive(Debug, clap::Args)]
 pub struct Forget {
     /// The repository, or a mount of one
@@ -89,17 +90,22 @@ impl From<Keep> for Policy {
 /// Forgets snapshots, or brings one back, and prints the verdicts.
 ///
 /// # Errors
-/// Exit code 2 if no rule says what to keep. The [`Failure`] of the repository, also if a named
+/// Exit code 2 if neither a rule nor the profile says what to keep. The [`Failure`] of the repository, also if a named
 /// snapshot does not exist: no snapshot is forgotten then.
 pub fn run(command: Forget, global: &Global, output: &Output) -> Result<(), Failure> {
-    let policy = Policy::from(command.keep);
+    let mut policy = Policy::from(command.keep);
     let by_policy = command.undo.is_none() && command.names.is_empty();
+    if by_policy && policy.is_empty() {
+        let rules = profile_of(&command.url)?.and_then(|profile| profile.retention);
+        policy = rules.unwrap_or_default().into();
+    }
     if by_policy && policy.is_empty() {
         return Err(Failure::usage(
             "no rule says what to keep: give at least one of --keep-last, --keep-hourly, \
              --keep-daily, --keep-weekly, --keep-monthly, --keep-yearly, --keep-within, \
              --keep-tag",
-        ));
+        )
+        .hint("A profile may have rules: [repository.NAME.retention] in bkfs.toml."));
     }
     block_on(async {
         let (url, global) = target_to_change(&command.url, global)?;

@@ -5,7 +5,7 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use crate::acquaintance::{Acquaintance, known_at};
-use crate::cli::access::{Access, explain};
+use crate::cli::access::Access;
 use crate::cli::options::{Global, some_lock_days};
 use crate::cli::output::{Failure, Output};
 use crate::cli::runtime::block_on;
@@ -79,7 +79,7 @@ async fn create(
     };
     let id = repository::create(creation)
         .await
-        .map_err(|error| explain(error, &access.url))?;
+        .map_err(|error| access.explain(error))?;
     let sealed = !no_encryption;
     let place = places::state_dir().map(|directory| access.place(&directory));
     if let (Some(place), Some(made)) = (place, Acquaintance::named(&id, sealed)) {
@@ -101,7 +101,7 @@ async fn create(
     })
 }
 
-/// Creates the repository unless it exists.
+/// Creates the repository unless it exists. Returns true if it did not.
 ///
 /// # Errors
 /// Those of creating one. Exit code 1 if this machine has known a repository here and none is left.
@@ -109,12 +109,12 @@ pub async fn create_if_absent(
     access: &Access,
     no_encryption: bool,
     output: &Output,
-) -> Result<(), Failure> {
+) -> Result<bool, Failure> {
     if repository::exists(&access.url, &access.store)
         .await
-        .map_err(|error| explain(error, &access.url))?
+        .map_err(|error| access.explain(error))?
     {
-        return Ok(());
+        return Ok(false);
     }
     let place = places::state_dir().map(|directory| access.place(&directory));
     if let Some(known) = known_at(place.as_ref(), access.accepted.replaced).await {
@@ -126,5 +126,6 @@ pub async fn create_if_absent(
             "Bring the repository back; if it was removed on purpose, create a new one: bkfs init";
         return Err(Failure::new(message).hint(hint));
     }
-    create(access, no_encryption, None, output).await
+    create(access, no_encryption, None, output).await?;
+    Ok(true)
 }

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use zeroize::Zeroizing;
 
-use crate::cli::access::{Access, explain};
+use crate::cli::access::Access;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
 use crate::cli::password::{Password, Sources, Variables};
@@ -174,11 +174,11 @@ pub fn run(command: Key, global: &Global, output: &Output) -> Result<(), Failure
         let access = Access::of_command(url, global)?;
         let store = open_store(&access.url, &access.store)
             .await
-            .map_err(|error| explain(error.into(), &access.url))?;
+            .map_err(|error| access.explain(error.into()))?;
         access.recognize(&*store).await?;
         let environment = Environment::this();
         let explained = |error| match error {
-            SlotsError::Root(error) => explain(error, &access.url),
+            SlotsError::Root(error) => access.explain(error),
             error => failure(error),
         };
         Slots::expect(&*store).await.map_err(explained)?;

@@ -62,8 +62,9 @@ const REPOSITORIES: Section = Section {
     title: "Repositories",
     intro: "Where a command takes a URL it takes s3://bucket/prefix, gs://bucket/prefix, \
             az://container/prefix, file:///dir, a path with a slash, a mount point, a name from the \
-            configuration, or - for what BKFS_REPOSITORY holds. A bare word that the configuration does not name is a bucket of S3. \
-            A named repository looks like this; all but url may be absent:",
+            configuration, or - for what BKFS_REPOSITORY holds. A bare word that the configuration \
+            does not name is a bucket of S3. A profile in the configuration looks like this; all \
+            but url may be absent:",
     entries: &[],
     example: "[repository.offsite]\n\
               url = \"s3://backups/db1\"\n\
@@ -71,6 +72,9 @@ const REPOSITORIES: Section = Section {
               region = \"eu-central-1\"\n\
               password_file = \"/etc/bkfs.password\"\n\
               # or: password_command = \"pass show bkfs\"\n\
+              volume = \"db1\"\n\
+              options = \"allow_other,memory=1G\"\n\
+              retention = { keep_last = 3, keep_daily = 14 }\n\
               \n\
               # bkfs snapshots offsite",
 };
@@ -121,8 +125,8 @@ const FILES: Section = Section {
     entries: &[
         (
             "/etc/bkfs.toml, ~/.config/bkfs/bkfs.toml",
-            "The configuration: named repositories, and the table [prices] of bkfs stats. The \
-             user's file comes second, and its repositories replace those of the same name.",
+            "The configuration: profiles of repositories, and the table [prices] of bkfs stats. \
+             The user's file comes second, and its profiles replace those of the same name.",
         ),
         (
             "/var/cache/bkfs, ~/.cache/bkfs",

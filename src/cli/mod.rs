@@ -33,6 +33,7 @@ pub mod options;
 pub mod output;
 mod password;
 mod patience;
+mod profile;
 mod progress;
 mod put;
 mod restore;
@@ -48,6 +49,7 @@ mod status;
 mod target;
 mod tool;
 mod umount;
+mod volumes;
 mod workspace;
 
 use options::Global;

@@ -18,7 +18,8 @@ use crate::cli::init;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
 use crate::cli::runtime::SHUTDOWN_PATIENCE;
-use crate::cli::target::target_of_mount;
+use crate::cli::target::{profile_of, target_of_mount};
+use crate::cli::volumes::{self, Use};
 use crate::logging::Log;
 use crate::mounting::error::MountingError;
 use crate::mounting::outcome::{self, Outcome};
@@ -56,6 +57,9 @@ pub struct MountCommand {
     /// Create the local directory, the repository and the mount point if absent
     #[arg(long)]
     init: bool,
+    /// Make the volume if the repository has none of this name (main needs no --create)
+    #[arg(long)]
+    create: bool,
     /// With --init: create a repository without encryption
     #[arg(long, requires = "init")]
     no_encryption: bool,
@@ -75,7 +79,7 @@ pub struct MountCommand {
 /// Exit code 2 for unknown options. The [`Failure`] of the repository, the volume or the mount
 /// point, or of the end of the mount: what was accepted may then not be in the bucket.
 pub fn run(command: MountCommand, global: &Global, output: &Output) -> Result<(), Failure> {
-    let (options, mut settings) = parse_options(&command.options)?;
+    let (options, mut settings) = options_of(&command)?;
     let ready = Ready::from_environment();
     if !command.foreground && ready.is_none() {
         return start_daemon(&command, global, output);
@@ -83,6 +87,7 @@ pub fn run(command: MountCommand, global: &Global, output: &Output) -> Result<()
     let log = Log::start(global.verbose, global.quiet);
     settings.state_dir = places::state_dir();
     settings.accept_loss |= command.accept_loss;
+    settings.create |= command.create;
     settings.outcome = outcome_place(&command.mountpoint);
     let ending = settings.outcome.clone();
     let runtime = runtime()?;
@@ -136,6 +141,20 @@ fn outcome_place(mountpoint: &Path) -> Option<PathBuf> {
     }
 }
 
+/// Returns the options of the profile, if the repository has a name, and over them those of the
+/// command.
+fn options_of(command: &MountCommand) -> Result<(MountOptions, Settings), Failure> {
+    let of_profile = profile_of(&command.url)?.and_then(|profile| profile.options);
+    if let Some(options) = &of_profile {
+        parse_options(std::slice::from_ref(options))
+            .map_err(|failure| failure.context(format_args!("options of {}", command.url)))?;
+    }
+    let all: Vec<String> = (of_profile.into_iter())
+        .chain(command.options.iter().cloned())
+        .collect();
+    parse_options(&all)
+}
+
 fn parse_options(options: &[String]) -> Result<(MountOptions, Settings), Failure> {
     let options =
         MountOptions::parse(options).map_err(|error| Failure::usage(error.to_string()))?;
@@ -172,13 +191,11 @@ fn bring_up(
     let access = Access::of_mount(url, global, &settings)?;
     let absent =
         |error: std::io::Error| Failure::new(format!("{}: {error}", command.mountpoint.display()));
+    let mut may_create = settings.create;
     if command.init {
         std::fs::create_dir_all(&command.mountpoint).map_err(absent)?;
-        runtime.block_on(init::create_if_absent(
-            &access,
-            command.no_encryption,
-            output,
-        ))?;
+        let made = init::create_if_absent(&access, command.no_encryption, output);
+        may_create |= runtime.block_on(made)?;
     } else if let Err(error) = std::fs::symlink_metadata(&command.mountpoint)
         && error.kind() == std::io::ErrorKind::NotFound
     {
@@ -193,6 +210,13 @@ fn bring_up(
         .volume
         .clone()
         .unwrap_or_else(|| global.volume.clone());
+    let reads = options.flags.read_only || settings.snapshot.is_some();
+    let kind = match (reads, may_create) {
+        (true, _) => Use::Read,
+        (false, false) => Use::Write,
+        (false, true) => Use::Make,
+    };
+    runtime.block_on(volumes::check(&repository, &volume, kind))?;
     let spool_bytes = access::spool_bytes(&access, &settings);
     let spool = SpoolPlace::on_this_machine(&repository, spool_bytes, &command.mountpoint)
         .map_err(|error| Failure::new(error.to_string()))?;

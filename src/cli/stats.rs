@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 use crate::cli::access::open;
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, bytes};
+use crate::cli::profile::configuration;
 use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
-use crate::cli::target::target;
-use crate::config::{Config, Prices};
-use crate::places;
+use crate::cli::target::{profile_of, target};
+use crate::config::Prices;
 use crate::root::snapshots::SnapshotEntry;
 use crate::stats::{Bill, Stats};
 
@@ -19,9 +19,9 @@ use crate::stats::{Bill, Stats};
 /// stored the size in the bucket after compression. The command reads the index and no data. Stored
 /// bytes include forgotten data that bkfs gc has not freed yet.
 ///
-/// The estimate uses the prices in the table [prices] of the configuration (storage_gb_month,
-/// put_1000, currency). Without one it uses the list prices of S3 Standard in us-east-1, or no
-/// prices for a local directory.
+/// The estimate uses the prices in the table [repository.NAME.prices] or [prices] of the
+/// configuration (storage_gb_month, put_1000, currency). Without one it uses the list prices of S3
+/// Standard in us-east-1, or no prices for a local directory.
 #[derive(Debug, clap::Args)]
 pub struct StatsCommand {
     /// The repository, or a mount of one
@@ -35,8 +35,8 @@ pub struct StatsCommand {
 pub fn run(command: StatsCommand, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let (url, global) = target(&command.url, global)?;
-        let config = Config::load(&places::config_files())
-            .map_err(|error| Failure::usage(error.to_string()))?;
+        let of_profile = profile_of(&command.url)?.and_then(|profile| profile.prices);
+        let given = of_profile.or(configuration()?.prices);
         let repository = open(&url, &global).await?;
         let list = repository.snapshots().await?;
         let root = repository.handle.current().root.clone();
@@ -54,7 +54,7 @@ pub fn run(command: StatsCommand, global: &Global, output: &Output) -> Result<()
             order(one).cmp(&order(other))
         });
         let is_local = !repository.url.contains("://") || repository.url.starts_with("file:");
-        let prices = match (config.prices, is_local) {
+        let prices = match (given, is_local) {
             (Some(prices), _) => Some(prices),
             (None, true) => None,
             (None, false) => Some(Prices::default()),

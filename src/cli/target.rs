@@ -12,8 +12,8 @@ use bkfs_fuse::MountInfo;
 use crate::cli::control::MountClient;
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, name_text};
-use crate::config::Config;
-use crate::places;
+use crate::cli::profile;
+use crate::config::RepositoryProfile;
 
 /// Names the repository that `-` stands for.
 const VARIABLE: &str = "BKFS_REPOSITORY";
@@ -26,7 +26,7 @@ const VARIABLE: &str = "BKFS_REPOSITORY";
 pub fn target(text: &str, global: &Global) -> Result<(String, Global), Failure> {
     let text = meant(text, variable())?;
     match mount_of(&text)? {
-        None => Ok((text, global.clone())),
+        None => of_name(text, global),
         Some(mount) => Ok(of_mount(
             &mount,
             Told::by(&text).unwrap_or_default(),
@@ -43,7 +43,7 @@ pub fn target(text: &str, global: &Global) -> Result<(String, Global), Failure> 
 pub fn target_to_change(text: &str, global: &Global) -> Result<(String, Global), Failure> {
     let text = meant(text, variable())?;
     let Some(mount) = mount_of(&text)? else {
-        return Ok((text, global.clone()));
+        return of_name(text, global);
     };
     let hint = "Give the volume: --volume NAME. bkfs snapshots lists those of one volume, and names \
                 the others.";
@@ -71,8 +71,27 @@ pub fn target_of_mount(text: &str, global: &Global) -> Result<(String, Global), 
     let text = meant(text, variable())?;
     match mount_of(&text)?.filter(|mount| is_at(mount, Path::new(&text))) {
         Some(_) => target_to_change(&text, global),
-        None => Ok((text, global.clone())),
+        None => of_name(text, global),
     }
+}
+
+/// Returns the profile of the repository that `text` names, if it is a name of the configuration.
+///
+/// # Errors
+/// Exit code 2 if the configuration is malformed, or if `text` is `-` and `BKFS_REPOSITORY` is not
+/// set.
+pub fn profile_of(text: &str) -> Result<Option<RepositoryProfile>, Failure> {
+    profile::profile(&meant(text, variable())?)
+}
+
+/// Returns what is not a mount, with the volume of its profile if none is given.
+fn of_name(text: String, global: &Global) -> Result<(String, Global), Failure> {
+    let mut global = global.clone();
+    let volume = profile::profile(&text)?.and_then(|profile| profile.volume);
+    if let Some(volume) = volume.filter(|_| !global.volume_is_given) {
+        global.volume = volume;
+    }
+    Ok((text, global))
 }
 
 fn of_mount(mount: &MountInfo, told: Told, global: &Global) -> (String, Global) {
@@ -163,9 +182,7 @@ fn mount_of(text: &str) -> Result<Option<MountInfo>, Failure> {
         return Ok(None);
     };
     if is_at(&mount, path) {
-        let config = Config::load(&places::config_files())
-            .map_err(|error| Failure::usage(error.to_string()))?;
-        return Ok((!config.repositories.contains_key(text)).then_some(mount));
+        return Ok(profile::profile(text)?.is_none().then_some(mount));
     }
     let is_path = text.contains('/') || matches!(text, "." | "..");
     let means_it = is_path && !holds_repository(path);

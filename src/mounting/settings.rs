@@ -58,6 +58,7 @@ const KEY: &str = "the whole name of a key, 16 hexadecimal digits as bkfs key li
 pub const OPTIONS_HELP: &str = "\
 Mount options (-o NAME=VALUE,…), with the defaults in parentheses:
   volume=NAME            the volume to work on (main)
+  create                 make the volume if the repository has none of this name
   snapshot=NAME          mount only this snapshot: its name, latest or @TIME (@2026-11-23,
                          @yesterday, @2026-11-23T10:00:00Z; UTC)
   ro                     read-only
@@ -123,6 +124,8 @@ pub struct Settings {
     pub wait: bool,
     /// `accept_loss`: take the volume even if journals are missing.
     pub accept_loss: bool,
+    /// `create`: make the volume if there is none of the name.
+    pub create: bool,
     /// `endpoint=`.
     pub endpoint: Option<String>,
     /// `region=`.
@@ -156,6 +159,7 @@ impl Default for Settings {
             drain: DRAIN,
             wait: false,
             accept_loss: false,
+            create: false,
             endpoint: None,
             region: None,
             password_file: None,
@@ -235,6 +239,7 @@ impl Settings {
             "timeout" => self.timeout = seconds(value).ok_or_else(|| bad(SECONDS))?,
             "wait" if value.is_empty() => self.wait = true,
             "accept_loss" if value.is_empty() => self.accept_loss = true,
+            "create" if value.is_empty() => self.create = true,
             "drain" => self.drain = seconds(value).ok_or_else(|| bad(SECONDS))?,
             "upload_rate" => self.rates.upload = Some(at_least(RATE_MIN, RATE)?),
             "download_rate" => self.rates.download = Some(at_least(RATE_MIN, RATE)?),

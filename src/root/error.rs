@@ -440,8 +440,8 @@ impl RootError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Refused(Refusal::Held { .. }) => Some(
-                "mount with -o ro to read, with -o volume=NAME to write another volume, or with \
-                 --steal to take this volume over (unsent writes of its holder then fail)",
+                "mount with -o ro to read, with -o volume=NAME,create to write another volume, or \
+                 with --steal to take this volume over (unsent writes of its holder then fail)",
             ),
             Self::Refused(Refusal::Fenced { .. }) => {
                 Some("unmount, and mount again: this mount can no longer write")
@@ -473,7 +473,7 @@ impl RootError {
             ),
             Self::NotAtomic { .. } => Some(
                 "use another store, or write to this one from a single machine; bkfs check finds \
-                 what was committed and lost, and README.md says how to bring it back",
+                 what was committed and lost, and docs/check.md says how to bring it back",
             ),
             Self::Store(error) if error.kind() == StoreErrorKind::NoServer => Some(
                 "check the address, and that the server runs; with --wait bkfs waits for the \

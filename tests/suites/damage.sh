@@ -34,7 +34,7 @@ clean_repositories_are_clean() {
   exits 0 bkfs check "$PLAIN" --read-data
   exits 0 bkfs check "$SEALED" --read-data --password-file "$SUITE_TMP/password"
   says 'no damage'
-  exits 0 bkfs check "$PLAIN" --read-data=50% --seed 7 --json
+  exits 0 bkfs check "$PLAIN" --read-data=50% --seed 7 --json -q
   [ "$(jq -r '.clean, .seed' "$SUITE_TMP/output" | tr '\n' ' ')" = 'true 7 ' ] ||
     wrong "not clean, or another seed"
   [ "$(state "$PLAIN")" = "$before" ] || wrong "a check changed the bucket"
@@ -47,7 +47,7 @@ a_flipped_bit_is_named_with_the_files_it_spoils() {
   exits 13 bkfs check "$SUITE_TMP/flipped" --read-data
   clear_message
   says "data/../$(basename "$object"): damaged: frame" 'touches main/frozen' 'lost: main[^ ]*:/'
-  exits 13 bkfs check "$SUITE_TMP/flipped" --read-data --json
+  exits 13 bkfs check "$SUITE_TMP/flipped" --read-data --json -q
   head -n 1 "$SUITE_TMP/output" | jq -e '(.clean | not) and (.problems | length == 1)' ||
     wrong "JSON says otherwise"
   exits 13 bkfs restore "$SUITE_TMP/flipped" frozen "$SUITE_TMP/restored-flipped"
@@ -115,7 +115,7 @@ an_older_root_is_refused_after_a_newer_one() {
   says 'generation'
   not_mounted "$mountpoint"
 }
-# The repair that the README describes for a store whose conditional writes are not atomic: a second
+# The repair that docs/check.md describes for a store whose conditional writes are not atomic: a second
 # machine has replaced the root and so dropped the commits of the first.
 a_race_of_roots_is_repaired() {
   local bucket=$SUITE_TMP/raced mountpoint=$SUITE_TMP/raced-mount
@@ -133,12 +133,12 @@ a_race_of_roots_is_repaired() {
   exits 0 bkfs umount "$mountpoint"
   cp "$SUITE_TMP/raced-root" "$bucket/root"
   machine raced-two
-  exits 0 mount_at "$bucket" "$mountpoint" -o volume=other
+  exits 0 mount_at "$bucket" "$mountpoint" -o volume=other,create
   echo three >"$mountpoint/file"
   exits 0 bkfs snapshot "$mountpoint" three
   exits 0 bkfs umount "$mountpoint"
   exits 0 bkfs check "$bucket"
-  says 'commits are in no root' 'of volume "main"' 'README'
+  says 'commits are in no root' 'of volume "main"' 'docs/check.md'
   machine raced-one
   exits 13 bkfs snapshots "$bucket"
   says 'not atomic'
@@ -246,7 +246,7 @@ a_copy_brings_back_lost_packs() {
   local bucket=$SUITE_TMP/heal-first copy=$SUITE_TMP/heal-copy mountpoint=$SUITE_TMP/heal-mount
   machine healer-of-packs
   packs "$bucket" >"$SUITE_TMP/packs"
-  mount_at "$bucket" "$mountpoint" -o volume=second
+  mount_at "$bucket" "$mountpoint" -o volume=second,create
   echo second >"$mountpoint/file"
   exits 0 bkfs snapshot "$mountpoint" before
   xargs rm <"$SUITE_TMP/packs"

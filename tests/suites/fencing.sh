@@ -40,7 +40,7 @@ second_is_refused() {
 readers_and_other_volumes_work() {
   exits 0 on b mount_at "$URL" "$B" -o ro
   exits 0 on b bkfs umount "$B"
-  exits 0 on b mount_at "$URL" "$B" -o volume=other
+  exits 0 on b mount_at "$URL" "$B" -o volume=other,create
   fsynced "$B/theirs" "by b"
   [ ! -e "$B/kept" ] || wrong "the volumes are one"
   exits 0 on b bkfs umount "$B"

@@ -339,7 +339,7 @@ ended_by_name() {
 cannot_be_brought() {
   local session spool pack kept
   machine three
-  exits 0 mount_at "$URL" "$MNT" -o memory=128M,spool_size=1G,fsync=local,volume=stays
+  exits 0 mount_at "$URL" "$MNT" -o memory=128M,spool_size=1G,fsync=local,volume=stays,create
   mkdir "$MNT/stays"
   sync "$MNT/stays"
   noise "$SUITE_TMP/file" 4

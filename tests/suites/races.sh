@@ -77,7 +77,7 @@ reader_follows() {
   local reader=$SUITE_TMP/reader volume=(-o volume=read)
   mkdir -p "$reader"
   machine one
-  exits 0 mount_at "$URL" "$MNT" "${volume[@]}"
+  exits 0 mount_at "$URL" "$MNT" "${volume[@]}" --create
   echo other >"$MNT/other"
   exits 0 bkfs snapshot "$MNT" reader-first
   machine reader

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::cli::access::{Access, Bare, Repository, open_bare, open_with};
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes, complain};
-use crate::cli::progress::{Bar, Position};
+use crate::cli::progress::{Position, Progress};
 use crate::cli::runtime::block_on;
 use crate::cli::source::Source;
 use crate::cli::target::target;
@@ -279,8 +279,8 @@ fn space(need: &Need) -> String {
     }
 }
 
-fn follow(output: &Output, progress: Arc<CheckProgress>) -> Bar {
-    Bar::follow(output, move || Position {
+fn follow(output: &Output, progress: Arc<CheckProgress>) -> Progress {
+    Progress::follow(output, move || Position {
         bytes: progress.done_bytes.load(Ordering::Relaxed),
         total_bytes: Some(progress.total_bytes.load(Ordering::Relaxed)).filter(|total| *total > 0),
         message: match progress.healed_blobs.load(Ordering::Relaxed) {
@@ -363,7 +363,7 @@ fn summary(report: &Report, seconds: f64) -> String {
     if !report.strays.is_empty() {
         text += &format!(
             "\n{} commits are in no root (no damage): a crash left them, or the store lost them \
-             after it had acknowledged them; README.md says how to bring them back",
+             after it had acknowledged them; docs/check.md says how to bring them back",
             report.strays.len()
         );
         for stray in report.strays.iter().take(SHOWN_NAMES) {

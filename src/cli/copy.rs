@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::cli::access::{Access, Repository, open_with};
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes, name_text};
-use crate::cli::progress::{Bar, Position};
+use crate::cli::progress::{Position, Progress};
 use crate::cli::runtime::block_on;
 use crate::cli::source::Source;
 use crate::cli::target::target;
@@ -118,8 +118,8 @@ pub fn run(command: Copy, global: &Global, output: &Output) -> Result<(), Failur
     })
 }
 
-fn follow(output: &Output, progress: Arc<CopyProgress>) -> Bar {
-    Bar::follow(output, move || Position {
+fn follow(output: &Output, progress: Arc<CopyProgress>) -> Progress {
+    Progress::follow(output, move || Position {
         bytes: progress.bytes.load(Ordering::Relaxed),
         total_bytes: None,
         message: format!("{} items", progress.items.load(Ordering::Relaxed)),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::cli::access::open;
 use crate::cli::options::{Global, lock_days};
 use crate::cli::output::{Failure, Output, bytes};
-use crate::cli::progress::{Bar, Position};
+use crate::cli::progress::{Position, Progress};
 use crate::cli::runtime::block_on;
 use crate::cli::target::target;
 use crate::cli::workspace::workspace;
@@ -138,10 +138,10 @@ pub fn run(command: Gc, global: &Global, output: &Output) -> Result<(), Failure>
 }
 
 /// Shows how far the extension of locks has come. It can take long even if nothing is freed.
-fn follow_locks(output: &Output, found: &Prospect) -> Bar {
+fn follow_locks(output: &Output, found: &Prospect) -> Progress {
     let total = found.plan.live_bytes;
     let progress = found.locks.as_ref().map(|locks| locks.progress.clone());
-    Bar::follow(output, move || {
+    Progress::follow(output, move || {
         let done = progress.as_ref().map(|done| done.load(Ordering::Relaxed));
         Position {
             bytes: done.unwrap_or(0),

@@ -201,6 +201,17 @@ impl From<bkfs_chunker::error::ContentError> for Failure {
     }
 }
 
+/// How progress is shown, on stderr.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum ProgressForm {
+    /// Not at all.
+    Nothing,
+    /// A person watches a bar.
+    Bar,
+    /// A script reads a line of JSON every second.
+    Lines,
+}
+
 /// Where a command's words go.
 #[derive(Debug, Clone)]
 pub struct Output {
@@ -231,9 +242,14 @@ impl Output {
         self.json
     }
 
-    /// True if progress may be shown: a person watches.
-    pub fn shows_progress(&self) -> bool {
-        !self.quiet && !self.json && io::stderr().is_terminal()
+    /// Returns how progress is shown.
+    pub fn progress_form(&self) -> ProgressForm {
+        match (self.quiet, self.json) {
+            (true, _) => ProgressForm::Nothing,
+            (false, true) => ProgressForm::Lines,
+            (false, false) if io::stderr().is_terminal() => ProgressForm::Bar,
+            (false, false) => ProgressForm::Nothing,
+        }
     }
 
     /// Prints a result: `value` as JSON, or `text`, also if the user wants no progress.
@@ -324,6 +340,13 @@ pub fn complain(line: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "{}", printable::line(&line));
 }
 
+/// Prints a line of JSON on stderr. A failure of that changes nothing.
+pub fn report(value: &serde_json::Value) {
+    let text = value.to_string();
+    let line = printable::json(&text);
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
 /// What became of a line.
 #[derive(Debug, PartialEq, Eq)]
 enum Printed {
@@ -384,10 +407,13 @@ mod tests {
 
     #[test]
     fn quiet_leaves_out_progress_and_nothing_else() {
-        let shown = |quiet| Output::new(false, quiet).shows_progress();
-        assert!(!shown(true));
-        // A test has no terminal to show progress on; the rest is the same either way.
-        assert_eq!(shown(false), io::stderr().is_terminal());
+        let form = |json, quiet| Output::new(json, quiet).progress_form();
+        assert_eq!(form(false, true), ProgressForm::Nothing);
+        assert_eq!(form(true, true), ProgressForm::Nothing);
+        assert_eq!(form(true, false), ProgressForm::Lines);
+        // A test may have a terminal to show progress on, or none.
+        let is_watched = form(false, false) == ProgressForm::Bar;
+        assert_eq!(is_watched, io::stderr().is_terminal());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::control::MountClient;
 use crate::cli::output::{Code, Failure, Output, bytes};
-use crate::cli::progress::{Bar, Position};
+use crate::cli::progress::{Position, Progress};
 use crate::cli::runtime::block_on;
 
 /// The exit code of a command that a second Ctrl-C ends: 128 and the number of SIGINT.
@@ -90,7 +90,7 @@ pub fn request(
     let (client, asked, shown) = (mount.clone(), left.clone(), left.clone());
     let interrupt = interrupt.clone();
     block_on(async {
-        let bar = Bar::follow(output, move || shown.position());
+        let bar = Progress::follow(output, move || shown.position());
         let answer = tokio::task::spawn_blocking(move || ask(&client, job, &interrupt, &asked));
         let answer = answer.await;
         bar.finish().await;

@@ -17,7 +17,7 @@ use crate::cli::access::open;
 use crate::cli::limits::OpenFiles;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes, name_text};
-use crate::cli::progress::{Bar, Position};
+use crate::cli::progress::{Position, Progress};
 use crate::cli::runtime::block_on;
 use crate::cli::target::target;
 use crate::cli::tool::{code_of, code_without_start};
@@ -260,7 +260,7 @@ impl Input {
         let progress = Arc::new(StreamProgress::default());
         let shown = progress.clone();
         let total = self.facts.total_bytes;
-        let bar = Bar::follow(output, move || Position {
+        let bar = Progress::follow(output, move || Position {
             bytes: shown.bytes.load(Ordering::Relaxed),
             total_bytes: total.filter(|total| *total > 0),
             message: String::new(),

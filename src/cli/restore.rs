@@ -14,7 +14,7 @@ use crate::cli::access::{Access, open_with, split_path};
 use crate::cli::named::snapshot;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes, complain, name_text};
-use crate::cli::progress::Bar;
+use crate::cli::progress::Progress;
 use crate::cli::runtime::block_on;
 use crate::cli::target::target;
 use crate::json_name::with_name;
@@ -183,7 +183,7 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
         if !command.ignore_room {
             require_room(&command, &source, &entry, total).await?;
         }
-        let bar = Bar::start(output, total, progress.clone());
+        let bar = Progress::start(output, total, progress.clone());
         let leading = survey.unwrap_or_default().leading;
         let problems = restore(source, leading, &command.target, options, progress.clone()).await;
         bar.finish().await;

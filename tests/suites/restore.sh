@@ -122,7 +122,7 @@ an_interrupted_restore_goes_on() {
   echo 8 >"$TARGET/near/8/file"
   chmod 600 "$TARGET/near/9/file"
   touch "$TARGET/near" # it has no time yet
-  exits 0 bkfs restore "$URL" whole "$TARGET" --overwrite=if-changed --json
+  exits 0 bkfs restore "$URL" whole "$TARGET" --overwrite=if-changed --json -q
   whole=$(told kept)
   [ "$whole" -gt "$LINKED" ] || wrong "only $whole were kept"
   [ "$(told bytes)" -lt 1000 ] || wrong "all was read again"

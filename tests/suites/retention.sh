@@ -453,7 +453,7 @@ too_much() {
   # The window begins when gc first sees the forgotten snapshot.
   exits 0 bkfs gc "$url" "${window[@]}"
   sleep 2
-  exits 0 bkfs --json gc "$url" "${window[@]}" --dry-run
+  exits 0 bkfs --json -q gc "$url" "${window[@]}" --dry-run
   share=$(jq -r '.share.refused, .share.percent, .expired_snapshots' "$SUITE_TMP/output")
   [ "$(paste -sd ' ' <<<"$share")" = "true 75 1" ] ||
     wrong "$(jq -c .share "$SUITE_TMP/output")"
@@ -469,7 +469,7 @@ too_much() {
   says 'condemned [1-9]'
   [ "$(bytes_in "$url")" -lt 60000000 ] || wrong "$(bytes_in "$url") bytes are left"
   # A confirmed deletion does not count again.
-  exits 0 bkfs --json gc "$url" "${window[@]}"
+  exits 0 bkfs --json -q gc "$url" "${window[@]}"
   [ "$(jq -r .share.gone_bytes "$SUITE_TMP/output" | head -n 1)" = 0 ] ||
     wrong "$(jq -c .share "$SUITE_TMP/output")"
   exits 0 bkfs check --read-data "$url"

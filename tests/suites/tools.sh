@@ -57,7 +57,7 @@ put_stores_files_and_streams() {
 put_replaces_and_remembers() {
   local before
   before=$(bytes_in "$URL")
-  exits 0 put_piped "$FILES/big" copy --json
+  exits 0 put_piped "$FILES/big" copy --json -q
   [ "$(tail -n 1 "$SUITE_TMP/output" | jq -r '.volume, .bytes' | paste -sd ' ')" = \
     "streams $(stat -c %s "$FILES/big")" ] ||
     wrong "what JSON says"
@@ -496,7 +496,7 @@ copy_makes_the_same_snapshots() {
   [ $(($(bytes_in "$SEALED") - before)) -lt $MIB ] ||
     wrong "what was there was sent again: $(($(bytes_in "$SEALED") - before)) bytes"
   same_snapshot two with second
-  exits 0 with second copy "$PAIR" "$SEALED" --json
+  exits 0 with second copy "$PAIR" "$SEALED" --json -q
   [ "$(jq -r 'select(.copied)' "$SUITE_TMP/output" | wc -l)" = 0 ] || wrong "copied twice"
   diff <(bkfs snapshots --json "$PAIR" | jq -c '[.name, .time, .host, .files, .bytes]') \
     <(with second snapshots --json "$SEALED" | jq -c '[.name, .time, .host, .files, .bytes]')

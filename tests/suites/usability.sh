@@ -109,7 +109,7 @@ nothing_found_leads_to_other_volumes() {
 
 mounts_stand_for_urls() {
   local other=$SUITE_TMP/second command
-  mounted -o volume=db
+  mounted -o volume=db,create
   echo data >"$MNT/file"
   mkdir -p "$MNT/directory"
   exits 0 bkfs snapshot "$MNT" one
@@ -261,11 +261,42 @@ json_is_as_documented() {
   as_documented 'bkfs forget' bkfs forget "$repository" --undo one
   as_documented 'bkfs gc' bkfs gc "$repository"
   as_documented 'bkfs check' bkfs check "$repository"
+  as_documented 'bkfs lock' bkfs lock "$repository"
+  exits 0 mount_at "$repository" "$MNT"
+  as_documented 'bkfs umount' bkfs umount "$MNT"
+  exits 0 mount_at "$repository" "$MNT"
+  kill -KILL "$(daemon_of "$MNT")"
+  umount -i -l "$MNT"
+  as_documented 'bkfs session end' bkfs session end "$repository" \
+    "$(bkfs session list --json "$repository" | jq -r 'select(.state == "live") | .session')"
   find "$repository/data" -type f -exec truncate -s 100 '{}' +
   as_documented 'bkfs restore' bkfs restore "$repository" one "$SUITE_TMP/documented-damaged"
   as_documented 'bkfs check' bkfs check "$repository"
-  BKFS_PASSWORD=secret bkfs init "$sealed"
-  BKFS_PASSWORD=secret as_documented 'bkfs key list' bkfs key list "$sealed"
+  (
+    export BKFS_PASSWORD=secret BKFS_NEW_PASSWORD=other
+    bkfs init "$sealed"
+    as_documented 'bkfs key list' bkfs key list "$sealed"
+    as_documented 'bkfs key add' bkfs key add "$sealed" --label second
+    as_documented 'bkfs key rotate' bkfs key rotate "$sealed" --drop-others
+    BKFS_NEW_PASSWORD=third as_documented 'bkfs key passwd' bkfs key passwd "$sealed"
+    export BKFS_PASSWORD=third
+    as_documented 'bkfs key add' bkfs key add "$sealed"
+    as_documented 'bkfs key remove' bkfs key remove "$sealed" \
+      "$(bkfs key list --json "$sealed" | jq -r 'select(.own | not) | .key')"
+  )
+}
+
+progress_is_told_to_scripts() {
+  local page="$ROOT/docs/json.md" lines=$SUITE_TMP/progress
+  bkfs put --json "$URL" slow -- sh -c 'for i in 1 2 3; do head -c 9000000 /dev/zero; sleep 1; done' \
+    2>"$lines.all" >"$SUITE_TMP/documented"
+  grep '^{' "$lines.all" >"$lines"
+  [ "$(wc -l <"$lines")" -ge 2 ] || wrong "$(wc -l <"$lines") lines in three seconds"
+  python3 "$ROOT/tests/lib/json_page.py" "$page" Progress "$lines" || wrong "not as on the page"
+  jq -se 'last | .progress | .bytes >= 9000000 and .seconds >= 2' "$lines"
+  [ "$(wc -l <"$SUITE_TMP/documented")" = 1 ] || wrong "progress is among the results"
+  bkfs put --json -q "$URL" slow -- sh -c 'sleep 2' 2>"$lines.quiet" >/dev/null
+  ! grep '^{' "$lines.quiet" || wrong "-q shows progress"
 }
 
 # --- hints ----------------------------------------------------------------------------------------
@@ -313,8 +344,8 @@ a_lost_write_leads_to_acknowledge() {
     rm "$here/$name"
     mv "$here/$name.away" "$here/$name"
   done
-  exits 0 bkfs status --acknowledge "$place"
-  says 'acknowledged'
+  as_documented 'bkfs status --acknowledge' bkfs status --acknowledge "$place"
+  jq -e '.lost_files | length > 0' "$SUITE_TMP/documented"
   exits 0 bkfs snapshot "$place" after
   exits 0 bkfs umount "$place"
 }
@@ -380,7 +411,7 @@ put_ends_as_its_tool_does() {
   exits 127 bkfs put "$URL" file -- /no/such/tool
   says '/no/such/tool'
   exits 126 bkfs put "$URL" file -- /etc/passwd
-  exits 7 bkfs put --json "$URL" file -- sh -c 'exit 7'
+  exits 7 bkfs put --json -q "$URL" file -- sh -c 'exit 7'
   [ "$(head -n 1 "$SUITE_TMP/output" | jq .code)" = 7 ] || wrong "JSON tells another code"
   exits 0 bkfs put --help
   tr -s ' \n' ' ' <"$SUITE_TMP/output" | grep -q 'streams for bkfs put' || wrong "no default volume"
@@ -454,6 +485,94 @@ the_manual_has_codes_logs_and_names() {
   exits 2 bkfs snapshots -
   says 'BKFS_REPOSITORY names, which is not set'
   rm "$MACHINE/config/bkfs/bkfs.toml"
+}
+
+# --- volumes and profiles -------------------------------------------------------------------------
+
+a_volume_is_made_when_asked_for() {
+  local here=$SUITE_TMP/volume copied=$SUITE_TMP/volume-copy
+  leave_mount "$MNT"
+  # A repository that is made just now has no volume to mistype.
+  exits 0 mount_at "$here" "$MNT" --init --no-encryption -o volume=db
+  echo x >"$MNT/file"
+  exits 0 bkfs snapshot "$MNT" one
+  unmounted
+  exits 1 mount_at "$here" "$MNT" --init --no-encryption -o volume=dbb
+  says 'has no volume dbb' 'Its volumes: db\.' 'Give --create'
+  exits 1 mount_at "$here" "$MNT" --volume dbb
+  exits 1 mount_at "$here" "$MNT" -o ro,create,volume=dbb
+  says 'has no volume dbb' 'Its volumes: db\.'
+  says_not '--create'
+  not_mounted "$MNT"
+  exits 0 bkfs session list "$here"
+  says_not dbb
+  exits 0 mount_at "$here" "$MNT" -o volume=dbb,create
+  unmounted
+  exits 0 mount_at "$here" "$MNT" --volume third --create
+  unmounted
+  exits 0 mount_at "$here" "$MNT" --volume third
+  unmounted
+  # In a copy only snapshots of a volume exist.
+  init_local "$copied" >/dev/null
+  exits 0 bkfs copy "$here" "$copied" --volume db
+  exits 0 mount_at "$copied" "$MNT" -o ro,volume=db
+  [ "$(cat "$MNT/.snapshots/one/file")" = x ] || wrong "the copied snapshot is not shown"
+  unmounted
+}
+
+profiles_say_how_a_repository_is_used() {
+  local here=$SUITE_TMP/profile file=$MACHINE/config/bkfs/bkfs.toml
+  leave_mount "$MNT"
+  exits 0 bkfs init --no-encryption "$here"
+  mkdir -p "${file%/*}"
+  cat >"$file" <<END
+[repository.offsite]
+url = "$here"
+volume = "db"
+options = "noexec,create,cache_dir=$MACHINE/bkfs-cache"
+retention = { keep_last = 2 }
+prices = { currency = "EUR", storage_gb_month = 1000.0 }
+[repository.wrong]
+url = "$here"
+options = "surprise=1"
+END
+  exits 0 bkfs mount offsite "$MNT"
+  findmnt -n -o OPTIONS "$MNT" | grep -q noexec || wrong "the options are not those of the profile"
+  jq -e '.volume == "db"' "$MNT/.bkfs/status"
+  for name in one two three; do
+    echo $name >"$MNT/file"
+    exits 0 bkfs snapshot "$MNT" $name
+  done
+  unmounted
+  # The command line wins.
+  exits 0 bkfs mount offsite "$MNT" -o exec,volume=other
+  ! findmnt -n -o OPTIONS "$MNT" | grep -q noexec || wrong "-o does not win"
+  jq -e '.volume == "other"' "$MNT/.bkfs/status"
+  unmounted
+  exits 0 bkfs snapshots offsite
+  says '^one ' '^three '
+  exits 0 bkfs snapshots offsite --volume other
+  says 'no snapshots of volume other'
+  exits 0 bkfs forget offsite --dry-run
+  says 'one .*forget' 'two .*keep' 'would forget 1 of 3'
+  exits 0 bkfs forget offsite --keep-last 3 --dry-run
+  says 'would forget 0 of 3'
+  exits 2 bkfs forget "$here" --dry-run
+  says '--keep-last' 'repository.NAME.retention'
+  BKFS_REPOSITORY=offsite exits 0 bkfs forget -
+  exits 0 bkfs snapshots offsite
+  says_not '^one '
+  bkfs stats --json offsite | jq -e '.month.currency == "EUR" and .month.total > 0'
+  bkfs stats --json "$here" | jq -e '.month == null'
+  # A stream goes to its own volume, not to that of the mounts.
+  echo stream | exits 0 bkfs put offsite stream -- echo stream
+  exits 0 bkfs dump offsite latest:/stream --volume streams
+  exits 2 bkfs mount wrong "$MNT"
+  says 'options of wrong' "unknown mount option 'surprise'"
+  AWS_ENDPOINT_URL=http://127.0.0.1:9 AWS_ACCESS_KEY_ID=x AWS_SECRET_ACCESS_KEY=x \
+    exits 1 bkfs snapshots ofsite
+  says 'ofsite is no name of the configuration' 'offsite, wrong' 's3://ofsite'
+  rm "$file"
 }
 
 # --- a full disk, and Ctrl-C ----------------------------------------------------------------------
@@ -548,11 +667,16 @@ case_of "run refuses a taken name before the tool starts, and at its end" \
 case_of "run replaces the older snapshot of a name once the tool has succeeded" \
   run_replaces_the_older_of_a_name
 case_of "what --json prints is as the page says" json_is_as_documented
+case_of "progress is told to scripts, a line a second" progress_is_told_to_scripts
 case_of "a command that finds nothing names the volumes that have snapshots" \
   nothing_found_leads_to_other_volumes
 case_of "every command takes a mount in place of a URL" mounts_stand_for_urls
 case_of "-q silences progress and remarks, never results" quiet_shows_results
 case_of "names that are not UTF-8 and times are unambiguous in JSON" json_names_are_unambiguous
+case_of "a volume is made when asked for, and a mistyped name is refused" \
+  a_volume_is_made_when_asked_for
+case_of "a profile gives volume, options, retention and prices" \
+  profiles_say_how_a_repository_is_used
 case_of "a full bucket leads to more room, and then nothing is lost" \
   a_full_bucket_leads_to_more_room
 case_of "a mount that lost something leads to bkfs status --acknowledge" \

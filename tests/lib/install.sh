@@ -12,6 +12,8 @@ PJDFSTEST_VERSION=0.2.2
 FSX_VERSION=0.3.2
 CARGO_DENY_VERSION=0.20.2
 CARGO_MUTANTS_VERSION=27.1.0
+CARGO_DEB_VERSION=3.8.0
+CARGO_RPM_VERSION=0.21.1
 # Used only where no Go of at least 1.21 is installed; Go 1.21 and later download the toolchain that
 # a module requires.
 GO_VERSION=1.26.8
@@ -154,6 +156,14 @@ need_fsx() {
 need_cargo_deny() {
   kept "cargo-deny-$CARGO_DENY_VERSION" cargo_install "cargo-deny@$CARGO_DENY_VERSION"
   export CARGO_DENY=$CACHE/cargo-deny-$CARGO_DENY_VERSION/bin/cargo-deny
+}
+need_cargo_deb() {
+  kept "cargo-deb-$CARGO_DEB_VERSION" cargo_install "cargo-deb@$CARGO_DEB_VERSION"
+  export CARGO_DEB=$CACHE/cargo-deb-$CARGO_DEB_VERSION/bin/cargo-deb
+}
+need_cargo_rpm() {
+  kept "cargo-generate-rpm-$CARGO_RPM_VERSION" cargo_install "cargo-generate-rpm@$CARGO_RPM_VERSION"
+  export CARGO_RPM=$CACHE/cargo-generate-rpm-$CARGO_RPM_VERSION/bin/cargo-generate-rpm
 }
 # Only full runs of the suite `mutants` use it.
 need_cargo_mutants() {

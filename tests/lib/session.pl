@@ -6,7 +6,7 @@
 #
 # Every fenced block marked `console` after a line `<!-- session: NAME -->` is a part of one session. A line that begins with `$ ` or `# ` is a command, `> ` goes on
 # with it, and what follows is what is seen. In that, `…` (or `...`) stands for any text within a line, and alone on a line
-# for any lines.
+# for any lines. `<!-- before: COMMAND -->` is a command that readers do not see; it may show anything.
 use strict;
 use warnings;
 
@@ -17,7 +17,11 @@ sub extract {
     my ($document, $directory) = @_;
     my ($inside, $marked, $count, @steps) = (0, 0, 0);
     for my $line (split /\n/, slurp($document)) {
+        # In a list, a block is indented.
+        $line =~ s/^ +(?=```|<!--)//;
+        $line =~ s/^   // if $inside;
         if ($line =~ /^<!-- session: .* -->$/) { $marked = 1; next }
+        if ($line =~ /^<!-- before: (.*) -->$/) { push @steps, { command => "$1\n", expected => "…\n" }; next }
         if ($line =~ /^```(\w*)/) { $inside = !$inside && $marked && $1 eq 'console'; $marked = 0; next }
         next unless $inside;
         if ($line =~ /^[\$#] (.*)/) { push @steps, { command => "$1\n", expected => '' } }

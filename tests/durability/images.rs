@@ -277,51 +277,53 @@ fn what_can_be_read_again_is_recovered_although_its_loss_was_accepted() {
     assert!(news.stranded.is_empty(), "{news:?}");
 }
 
-/// A spool whose snapshot is made is removed file by file. What stays of it is no spool of its own.
+/// Removes the spool of a snapshot while the first `rename` and the `nth` removal fail, and power is
+/// lost after that. What stays is no spool of its own.
+fn removed_in_part(rename: Option<ErrorKind>, nth: u64, power_loss: Option<u64>) {
+    let what = format!("{rename:?} {nth} {power_loss:?}");
+    let (bucket, disk) = dead_after(|_, host| {
+        host.write("kept", 0, noise(9, 3 << 20));
+        host.run(host.volume().commit()).expect("committed");
+    });
+    let taker = bucket.host();
+    taker.write("taken", 0, noise(4, 10));
+    taker.finish().expect("left");
+    if let Some(kind) = rename {
+        disk.fail(DiskOperation::Rename, 1, kind);
+    }
+    disk.fail(DiskOperation::Remove, nth, ErrorKind::Other);
+    let host = Host::spooling(&bucket, &disk);
+    let first = recovered_in(&host);
+    assert_eq!(first.len(), 1);
+    host.finish().expect("left");
+    disk.heal();
+    if let Some(seed) = power_loss {
+        disk.crash(&SeededEntropy::new(seed));
+    }
+    let host = Host::spooling(&bucket, &disk);
+    let stranded = host.assembled.spool_news().stranded;
+    assert!(stranded.is_empty(), "{what}: {stranded:?}");
+    // Under the old name it stands for the same snapshot.
+    let again = recovered_in(&host);
+    let is_for_it = again.is_empty() || (rename.is_some() && again == first);
+    assert!(is_for_it, "{what}: {again:?}");
+    host.finish().expect("left");
+    assert!(files(&disk, "+").is_empty(), "{what}: {:?}", disk.paths());
+}
+
 #[test]
 fn a_spool_of_which_a_part_stays_is_removed_by_the_next_mount() {
-    let renames = [
+    for rename in [
         None,
         Some(ErrorKind::CrossesDevices),
         Some(ErrorKind::StorageFull),
-    ];
-    for (rename, nth) in renames
-        .into_iter()
-        .flat_map(|rename| (1..=7).map(move |nth| (rename, nth)))
-    {
-        let (bucket, disk) = dead_after(|_, host| {
-            host.write("kept", 0, noise(9, 3 << 20));
-            host.run(host.volume().commit()).expect("committed");
-        });
-        let taker = bucket.host();
-        taker.write("taken", 0, noise(4, 10));
-        taker.finish().expect("left");
-        if let Some(kind) = rename {
-            disk.fail(DiskOperation::Rename, 1, kind);
+    ] {
+        for nth in 1..=8 {
+            removed_in_part(rename, nth, None);
+            for seed in 0..4 {
+                removed_in_part(rename, nth, Some(seed));
+            }
         }
-        disk.fail(DiskOperation::Remove, nth, ErrorKind::Other);
-        let host = Host::spooling(&bucket, &disk);
-        let first = recovered_in(&host);
-        assert_eq!(first.len(), 1);
-        host.finish().expect("left");
-        disk.heal();
-        let host = Host::spooling(&bucket, &disk);
-        let news = host.assembled.spool_news();
-        assert!(
-            news.stranded.is_empty(),
-            "{rename:?} {nth}: {:?}",
-            news.stranded
-        );
-        // A part under the old name stands for the same snapshot.
-        let again = recovered_in(&host);
-        let is_for_it = again.is_empty() || (rename.is_some() && again == first);
-        assert!(is_for_it, "{rename:?} {nth}: {again:?}");
-        host.finish().expect("left");
-        assert!(
-            files(&disk, "+").is_empty(),
-            "{rename:?} {nth}: {:?}",
-            disk.paths()
-        );
     }
 }
 

@@ -10,6 +10,8 @@ use std::sync::Arc;
 use bkfs_store::disk::{Disk, DiskEntry, DiskLock};
 use bytes::Bytes;
 
+use crate::crypto::Class;
+
 use super::{LOCK, SpoolError, file, read_object, remove_directory};
 
 /// Suffix of a directory that is set aside; no session has such a name.
@@ -18,6 +20,9 @@ const SET_ASIDE: &str = ".damaged";
 /// Suffix of a directory whose objects are in the bucket, and that is being removed. Its journals
 /// may be gone in any order, so no mount reads it.
 const DONE: &str = ".done";
+
+/// Name of a file that says the same of a directory that cannot have the other name.
+const DONE_MARK: &str = "done";
 
 /// Start of the name of the file that records that only a part of a spool was replayed. A hyphen
 /// and the last number of that part follow. An older version wrote none.
@@ -50,6 +55,20 @@ impl LeftObject {
     /// The file that holds it.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns the stage in which it is sent: 0 for a data pack, 1 for a metadata pack, 2 for a
+    /// journal. No object may be in the bucket before the objects that it names.
+    pub(super) fn rank(&self) -> u8 {
+        let is_in = |class: Class| {
+            let below = self.key.strip_prefix(class.directory());
+            below.is_some_and(|rest| rest.starts_with('/'))
+        };
+        match () {
+            () if is_in(Class::DataPack) => 0,
+            () if is_in(Class::MetadataPack) => 1,
+            () => 2,
+        }
     }
 }
 
@@ -155,8 +174,8 @@ fn is_of_spool(name: &str) -> bool {
     file::is_unfinished(name) || name.starts_with(INCOMPLETE) || file::parse(name).is_some()
 }
 
-/// Removes a directory of which nothing is needed. What stays is removed by the next mount. Returns
-/// true if it is gone, also after a power loss.
+/// Removes a directory of which nothing is needed. What stays is removed by the next mount, which
+/// knows it by its name or by the mark in it. Returns true if it is gone, also after a power loss.
 async fn remove_done(disk: &dyn Disk, directory: &Path) -> bool {
     let listed = match disk.list(directory).await {
         Ok(listed) => listed,
@@ -165,14 +184,27 @@ async fn remove_done(disk: &dyn Disk, directory: &Path) -> bool {
             return false;
         }
     };
+    let mut is_clear = true;
     for entry in listed.iter().filter(|entry| is_of_spool(&entry.name)) {
-        remove_file(disk, &directory.join(&entry.name)).await;
+        is_clear &= remove_file(disk, &directory.join(&entry.name)).await;
+    }
+    if is_marked(&listed) {
+        // The mark goes once the other files cannot come back, even after a power loss.
+        if !is_clear || disk.sync_directory(directory).await.is_err() {
+            return false;
+        }
+        remove_file(disk, &directory.join(DONE_MARK)).await;
     }
     let is_gone = remove_directory(disk, directory).await;
     if !is_gone {
         tracing::warn!("{} may stay; nothing in it is needed", directory.display());
     }
     is_gone
+}
+
+/// Whether the mark of a finished spool is among these files.
+fn is_marked(listed: &[DiskEntry]) -> bool {
+    listed.iter().any(|entry| entry.name == DONE_MARK)
 }
 
 /// Removes a file. Returns true if it is gone.
@@ -203,6 +235,10 @@ async fn open(
     };
     let listed = disk.list(directory).await;
     let listed = listed.map_err(|error| SpoolError::disk(directory, error))?;
+    if is_marked(&listed) {
+        remove_done(&**disk, directory).await;
+        return Ok(None);
+    }
     let mut numbered = Vec::new();
     let mut replayed_through = None;
     for entry in listed {
@@ -307,13 +343,7 @@ impl Leftover {
     /// # Errors
     /// `Disk` if the disk fails; the record may be there then.
     pub async fn mark_incomplete(&self, last: u64) -> Result<(), SpoolError> {
-        let path = self.directory.join(format!("{INCOMPLETE}-{last}"));
-        match self.disk.write_new(&path, &[]).await {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            written => written.map_err(|error| SpoolError::disk(&path, error))?,
-        }
-        let synced = self.disk.sync_directory(&self.directory).await;
-        synced.map_err(|error| SpoolError::disk(&self.directory, error))
+        self.write_record(&format!("{INCOMPLETE}-{last}")).await
     }
 
     /// Removes the directory. Every object in it must be in the bucket, and named there. Returns
@@ -329,7 +359,7 @@ impl Leftover {
             // there may be no room for another one.
             Err(error) => {
                 tracing::info!("the spool is removed under its name: {error}");
-                return self.remove_in_order().await;
+                return self.remove_in_place().await;
             }
         };
         if let Err(error) = self.sync_root(&done).await {
@@ -340,15 +370,32 @@ impl Leftover {
         true
     }
 
-    /// Removes the directory under its name, from the first object on, until one stays. So what
-    /// stays is the end of the spool, of which the root says the same as of the whole.
-    async fn remove_in_order(&self) -> bool {
-        for object in &self.objects {
+    /// Removes the directory under its name, with a mark in it meanwhile.
+    async fn remove_in_place(&self) -> bool {
+        // All journals stay until the mark is durable. Without the other objects they say the same,
+        // since those are in the bucket; removed first, these give room for the mark.
+        for object in self.objects.iter().filter(|object| object.rank() < 2) {
             if !remove_file(&*self.disk, &object.path).await {
                 return false;
             }
         }
+        if let Err(error) = self.write_record(DONE_MARK).await {
+            tracing::warn!("{} stays: {error}", self.directory.display());
+            return false;
+        }
         remove_done(&*self.disk, &self.directory).await
+    }
+
+    /// Writes an empty file whose name says something of the spool. When this returns, it survives a
+    /// power loss.
+    async fn write_record(&self, name: &str) -> Result<(), SpoolError> {
+        let path = self.directory.join(name);
+        match self.disk.write_new(&path, &[]).await {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            written => written.map_err(|error| SpoolError::disk(&path, error))?,
+        }
+        let synced = self.disk.sync_directory(&self.directory).await;
+        synced.map_err(|error| SpoolError::disk(&self.directory, error))
     }
 
     /// Renames the directory so that no mount finds it, and returns the new path. The objects stay

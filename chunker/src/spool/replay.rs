@@ -29,7 +29,7 @@ impl Leftover {
     /// Returns the objects worth replaying, in the order of arrival: everything up to the last
     /// object that names others. No object names the later ones.
     pub fn named(&self) -> &[LeftObject] {
-        let last = self.objects().iter().rposition(|object| rank(object) == 2);
+        let last = self.objects().iter().rposition(|object| object.rank() == 2);
         &self.objects()[..last.map_or(0, |last| last + 1)]
     }
 
@@ -47,7 +47,7 @@ impl Leftover {
         progress: &ReplayProgress,
     ) -> Result<(), ContentError> {
         for wanted in 0..3 {
-            let objects = objects.iter().filter(|object| rank(object) == wanted);
+            let objects = objects.iter().filter(|object| object.rank() == wanted);
             let sends = objects.map(|object| self.send(content_store, object, progress));
             // Journals are numbered, so they are sent one after the other.
             let at_once = if wanted == 2 { 1 } else { SENT_AT_ONCE };
@@ -77,19 +77,5 @@ impl Leftover {
         progress.bytes.fetch_add(object.length, Ordering::Relaxed);
         progress.objects.fetch_add(1, Ordering::Relaxed);
         Ok(())
-    }
-}
-
-/// Stage in which an object is sent. No object may be in the bucket before the objects that it
-/// names.
-fn rank(object: &LeftObject) -> u8 {
-    let is_in = |class: Class| {
-        let below = object.key.strip_prefix(class.directory());
-        below.is_some_and(|rest| rest.starts_with('/'))
-    };
-    match () {
-        () if is_in(Class::DataPack) => 0,
-        () if is_in(Class::MetadataPack) => 1,
-        () => 2,
     }
 }

@@ -157,12 +157,18 @@ need_cargo_deny() {
   kept "cargo-deny-$CARGO_DENY_VERSION" cargo_install "cargo-deny@$CARGO_DENY_VERSION"
   export CARGO_DENY=$CACHE/cargo-deny-$CARGO_DENY_VERSION/bin/cargo-deny
 }
+# Tools that run for seconds need not be fast; they are compiled in less time so.
+cargo_install_quickly() {
+  CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_LTO=off \
+    CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 cargo_install "$@"
+}
 need_cargo_deb() {
-  kept "cargo-deb-$CARGO_DEB_VERSION" cargo_install "cargo-deb@$CARGO_DEB_VERSION"
+  kept "cargo-deb-$CARGO_DEB_VERSION" cargo_install_quickly "cargo-deb@$CARGO_DEB_VERSION"
   export CARGO_DEB=$CACHE/cargo-deb-$CARGO_DEB_VERSION/bin/cargo-deb
 }
 need_cargo_rpm() {
-  kept "cargo-generate-rpm-$CARGO_RPM_VERSION" cargo_install "cargo-generate-rpm@$CARGO_RPM_VERSION"
+  kept "cargo-generate-rpm-$CARGO_RPM_VERSION" cargo_install_quickly \
+    "cargo-generate-rpm@$CARGO_RPM_VERSION"
   export CARGO_RPM=$CACHE/cargo-generate-rpm-$CARGO_RPM_VERSION/bin/cargo-generate-rpm
 }
 # Only full runs of the suite `mutants` use it.

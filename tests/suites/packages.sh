@@ -2,7 +2,7 @@
 # about: the Debian package in a system of its own: installed, upgraded, purged, and a mount there;
 # about: what the RPM package contains
 # needs: program cargo_deb cargo_rpm apt:make apt:binutils apt:lintian apt:mmdebstrap apt:rpm
-# limit: 420
+# limit: 900
 . "$(dirname "$0")/../lib/common.sh"
 # The mounts of the other system end with the suite.
 in_private_mounts

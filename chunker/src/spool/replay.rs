@@ -10,7 +10,6 @@ use futures::{StreamExt, TryStreamExt};
 
 use super::{LeftObject, Leftover, SpoolError};
 use crate::content_store::ContentStore;
-use crate::crypto::Class;
 use crate::error::ContentError;
 
 /// Concurrent uploads; each object is in memory as a whole.

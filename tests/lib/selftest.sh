@@ -161,11 +161,15 @@ session_agrees() {
     printf '<!-- session: a -->\n```console\n$ one \\\n> more\n'
     printf 'seen …, line\n...\nlast\n$ two\n```\n'
     printf '```sh\n$ not this\n```\n<!-- session: b -->\n```console\n# three\n```\n'
+    printf '<!-- before: hidden -->\n   <!-- session: c -->\n   ```console\n   # indented\n'
+    printf '   shown\n   ```\n'
   } >"$document"
-  [ "$("$ROOT/tests/lib/session.pl" extract "$document" "$steps")" = 3 ] ||
-    wrong "not three commands"
+  [ "$("$ROOT/tests/lib/session.pl" extract "$document" "$steps")" = 5 ] ||
+    wrong "not five commands"
   [ "$(cat "$steps/1.command")" = "$(printf 'one \\\nmore')" ] ||
     wrong "the command is $(cat "$steps/1.command")"
+  [ "$(cat "$steps/4.command" "$steps/5.command" "$steps/5.expected" | paste -sd ' ')" = \
+    'hidden indented shown' ] || wrong "a step before a session, or an indented one, is another"
   shown() {
     printf "$1" >"$SUITE_TMP/seen"
     "$ROOT/tests/lib/session.pl" compare "$steps/1.expected" "$SUITE_TMP/seen"

@@ -180,7 +180,7 @@ done
 on() { machine "$1" && "${@:2}"; }
 chance() { [ $((RANDOM % 100)) -lt "$1" ]; }
 pages() { python3 "$ROOT/tests/lib/pages.py" "$@"; }
-host_mounts() { on "h$1" mount_at "$BUCKET" "$SUITE_TMP/host-$1" --volume "v$1" -o timeout=60; }
+host_mounts() { on "h$1" mount_at "$BUCKET" "$SUITE_TMP/host-$1" --volume "v$1" --create -o timeout=60; }
 
 # host_daemon HOST: the id of its daemon, and not that of a command that talks to the daemon.
 host_daemon() {

@@ -7,13 +7,11 @@ use std::collections::BTreeMap;
 
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, name_text};
+use crate::cli::volumes::some_of;
 use crate::repository::Repository;
 use crate::root::error::RootError;
 use crate::root::snapshots::{SnapshotEntry, SnapshotList, SnapshotReference};
 use crate::volume::view::View;
-
-/// Volumes that the advice names. Others are only counted.
-const VOLUMES_SHOWN: usize = 5;
 
 /// Returns the snapshot of the volume that `name` means, ready to be read.
 ///
@@ -71,19 +69,13 @@ pub fn elsewhere(list: &SnapshotList, volume: &str, name: Option<&str>) -> Optio
     }
     let first = counts.keys().next()?;
     let example = format!("--volume {}", name_text(first.as_bytes()));
-    let shown = counts.iter().take(VOLUMES_SHOWN);
-    let mut volumes: Vec<String> = match name {
-        Some(_) => shown
-            .map(|(other, _)| name_text(other.as_bytes()))
-            .collect(),
-        None => shown
-            .map(|(other, count)| format!("{} ({count})", name_text(other.as_bytes())))
-            .collect(),
-    };
-    if counts.len() > VOLUMES_SHOWN {
-        volumes.push(format!("and {} more", counts.len() - VOLUMES_SHOWN));
-    }
-    let volumes = volumes.join(", ");
+    let volumes = some_of(counts.iter().map(|(other, count)| {
+        let other = name_text(other.as_bytes());
+        match name {
+            Some(_) => other,
+            None => format!("{other} ({count})"),
+        }
+    }));
     Some(match name {
         Some(_) => {
             format!("Other volumes have a snapshot of that name: {volumes}; give {example}.")

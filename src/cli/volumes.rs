@@ -59,15 +59,21 @@ pub async fn check(repository: &Repository, name: &str, kind: Use) -> Result<(),
 
 /// Returns a sentence that names volumes.
 fn there_are(volumes: &BTreeSet<String>) -> String {
-    let shown = volumes.iter().take(SHOWN);
-    let mut names: Vec<String> = shown.map(|name| name_text(name.as_bytes())).collect();
-    if volumes.len() > SHOWN {
-        names.push(format!("and {} more", volumes.len() - SHOWN));
-    }
-    match names.is_empty() {
+    let names = volumes.iter().map(|name| name_text(name.as_bytes()));
+    match volumes.is_empty() {
         true => "It has no volumes yet.".to_owned(),
-        false => format!("Its volumes: {}.", names.join(", ")),
+        false => format!("Its volumes: {}.", some_of(names)),
     }
+}
+
+/// Returns the first words about volumes, and how many more there are.
+pub fn some_of(words: impl ExactSizeIterator<Item = String>) -> String {
+    let count = words.len();
+    let mut shown: Vec<String> = words.take(SHOWN).collect();
+    if count > SHOWN {
+        shown.push(format!("and {} more", count - SHOWN));
+    }
+    shown.join(", ")
 }
 
 #[cfg(test)]

@@ -277,10 +277,8 @@ fn what_can_be_read_again_is_recovered_although_its_loss_was_accepted() {
     assert!(news.stranded.is_empty(), "{news:?}");
 }
 
-/// Removes the spool of a snapshot while the first `rename` and the `nth` removal fail, and power is
-/// lost after that. What stays is no spool of its own.
-fn removed_in_part(rename: Option<ErrorKind>, nth: u64, power_loss: Option<u64>) {
-    let what = format!("{rename:?} {nth} {power_loss:?}");
+/// A spool with packs and journals, whose session another machine has ended.
+fn fenced_with_a_pack() -> (Bucket, SimulatedDisk) {
     let (bucket, disk) = dead_after(|_, host| {
         host.write("kept", 0, noise(9, 3 << 20));
         host.run(host.volume().commit()).expect("committed");
@@ -288,6 +286,14 @@ fn removed_in_part(rename: Option<ErrorKind>, nth: u64, power_loss: Option<u64>)
     let taker = bucket.host();
     taker.write("taken", 0, noise(4, 10));
     taker.finish().expect("left");
+    (bucket, disk)
+}
+
+/// Removes the spool of a snapshot while the first `rename` and the `nth` removal fail, and power is
+/// lost after that. What stays is no spool of its own.
+fn removed_in_part(rename: Option<ErrorKind>, nth: u64, power_loss: Option<u64>) {
+    let what = format!("{rename:?} {nth} {power_loss:?}");
+    let (bucket, disk) = fenced_with_a_pack();
     if let Some(kind) = rename {
         disk.fail(DiskOperation::Rename, 1, kind);
     }
@@ -338,13 +344,7 @@ fn a_spool_whose_directory_keeps_its_name_is_removed() {
         ErrorKind::QuotaExceeded,
         ErrorKind::Other,
     ] {
-        let (bucket, disk) = dead_after(|_, host| {
-            host.write("kept", 0, noise(9, 3 << 20));
-            host.run(host.volume().commit()).expect("committed");
-        });
-        let taker = bucket.host();
-        taker.write("taken", 0, noise(4, 10));
-        taker.finish().expect("left");
+        let (bucket, disk) = fenced_with_a_pack();
         disk.fail(DiskOperation::Rename, 1, kind);
         let host = Host::spooling(&bucket, &disk);
         assert_eq!(host.assembled.spool_news().recovered.len(), 1);

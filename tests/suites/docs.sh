@@ -116,6 +116,15 @@ the_summary_names_every_page() {
       wrong "SUMMARY.md lacks $page"
   done
 }
+# The page for restores explains messages that the program has.
+messages_are_those_of_the_program() {
+  local message count=0
+  while IFS= read -r message; do
+    grep -rqF -- "$message" "$ROOT/src" || wrong "no message says: $message"
+    count=$((count + 1))
+  done < <(sed -n 's/^| `\([^`]*\)` | [0-9]* |.*/\1/p' "$ROOT/docs/restore.md")
+  [ "$count" -ge 6 ] || wrong "only $count messages were found on the page"
+}
 the_readme_is_short() {
   local words
   words=$(wc -w <"$ROOT/README.md")
@@ -125,6 +134,8 @@ the_readme_is_short() {
 case_of "the README has at most 800 words" the_readme_is_short
 case_of "the summary names every page" the_summary_names_every_page
 case_of "links lead somewhere" links_lead_somewhere
+case_of "messages on the page for restores are those of the program" \
+  messages_are_those_of_the_program
 case_of "every block of commands is a session" every_block_is_run
 for page in "$ROOT"/docs/*.md "$ROOT"/docs/recipes/*.md; do
   page=${page#"$ROOT/docs/"}

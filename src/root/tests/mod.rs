@@ -18,6 +18,7 @@ mod missing;
 mod overtaken;
 mod repository;
 mod session;
+mod shards;
 mod state;
 mod support;
 mod transition;

@@ -22,7 +22,8 @@ use futures::{StreamExt, TryStreamExt};
 use crate::mounting::error::SpoolingError;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
-use crate::root::kept::{Covered, JournalSummary, journal_number};
+use crate::root::journal::JournalSummary;
+use crate::root::kept::{Covered, journal_number};
 
 /// Packs read at the same time, each in memory as a whole.
 const READ_AT_ONCE: usize = 4;

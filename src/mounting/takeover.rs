@@ -4,63 +4,117 @@
 //! Owns the order of replay. Does not own which sessions ended (`root::session`), their journals
 //! (`root::journal`), nor the effect of replay on a volume (`volume::replay`).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::ingest::NamedPack;
+use tokio::task::JoinHandle;
 
 use crate::mounting::error::MountingError;
 use crate::root::carried::forget_carried;
+use crate::root::ended_sessions::UncoveredJournal;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
 use crate::root::journal::JournalWriter;
 use crate::root::record::Replayed;
 use crate::root::session::OpenSession;
+use crate::root::state::SessionId;
 use crate::volume::Volume;
 use crate::volume::operations::Operations;
 use crate::volume::rescue;
 
+/// The number of journals that are read ahead of the one that is carried out.
+const READ_AHEAD: usize = 4;
+
 /// Replays the acknowledged operations of the ended sessions of `open`, oldest session first, on a
 /// volume that has no users yet. Returns the sessions that the first commit takes out of the root.
-/// That commit must be made before any other change is accepted.
+/// That commit must be made before any other change is accepted. The memory holds few journals at a
+/// time.
+///
+/// Cancel safety: dropped, it leaves the journals in the bucket for the next takeover. The volume
+/// then must not be used.
 ///
 /// # Errors
-/// [`MountingError::Root`] for a journal that cannot be decoded; [`MountingError::Volume`] if the
-/// operations cannot be replayed, or the packs not be read.
-pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<Replayed>, MountingError> {
+/// [`MountingError::Root`] for a journal that cannot be read or decoded; [`MountingError::Volume`]
+/// if the operations cannot be replayed, or the packs not be read.
+pub async fn replay(
+    handle: &RootHandle,
+    volume: &Volume,
+    open: &OpenSession,
+) -> Result<Vec<Replayed>, MountingError> {
     take_packs(volume, open).await?;
+    let volume_name = open.volume().unwrap_or_default().to_owned();
     let mut replay = volume.replay();
     for ended_session in open.ended_sessions() {
-        let damaged = |reason| {
-            let object = format!("journal of session {}", ended_session.session);
-            RootError::damaged(&object, reason)
-        };
-        for entry in &ended_session.entries {
-            let operations = Operations::decode(&entry.operations).map_err(damaged)?;
+        let journals = &ended_session.journals;
+        let mut unread = journals.iter();
+        let mut ahead = VecDeque::new();
+        loop {
+            let free = READ_AHEAD - ahead.len();
+            ahead.extend(unread.by_ref().take(free).map(|journal| {
+                ReadAhead(tokio::spawn(operations_of(
+                    handle.clone(),
+                    open.id(),
+                    volume_name.clone(),
+                    journal.clone(),
+                )))
+            }));
+            let Some(mut next) = ahead.pop_front() else {
+                break;
+            };
+            let read = (&mut next.0).await;
+            let operations = read.expect("nothing aborts it, and it does not panic")?;
             replay.carry_out(&operations).await?;
         }
-        if let Some(last) = ended_session.entries.last() {
-            let journals = ended_session.entries.len();
-            tracing::warn!(session = %ended_session.session, operations = journals, last = last.last,
+        if let Some(last) = journals.last() {
+            tracing::warn!(session = %ended_session.session, journals = journals.len(),
+                last = last.summary.last,
                 "carried out what an earlier mount had acknowledged and not committed");
         }
     }
     replay.finish().await?;
-    let replayed = open.ended_sessions().iter().map(|ended_session| Replayed {
-        session: ended_session.session,
-        last: ended_session.entries.last().map_or(0, |entry| entry.last),
+    let replayed = open.ended_sessions().iter().map(|ended_session| {
+        let last = ended_session.journals.last();
+        Replayed {
+            session: ended_session.session,
+            last: last.map_or(0, |journal| journal.summary.last),
+        }
     });
     Ok(replayed.collect())
+}
+
+/// A journal that is being read, while others are carried out. A request that waited for them would
+/// time out. Dropped, it ends the read.
+struct ReadAhead(JoinHandle<Result<Operations, RootError>>);
+
+impl Drop for ReadAhead {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Reads the operations of a journal, for the session that holds the volume.
+async fn operations_of(
+    handle: RootHandle,
+    session: SessionId,
+    volume: String,
+    journal: UncoveredJournal,
+) -> Result<Operations, RootError> {
+    let entry = handle.read_uncovered(&journal, session, &volume).await?;
+    Operations::decode(&entry.operations).map_err(|reason| RootError::damaged(&journal.key, reason))
 }
 
 /// Makes the packs in the ended sessions' journals this session's own, as far as rule 3 permits:
 /// blobs of packs that a collection has condemned since are stored again.
 async fn take_packs(volume: &Volume, open: &OpenSession) -> Result<(), MountingError> {
-    let entries = open
+    let journals = open
         .ended_sessions()
         .iter()
-        .flat_map(|ended_session| &ended_session.entries);
-    let mut own: Vec<NamedPack> = entries.flat_map(|entry| entry.packs().own).collect();
+        .flat_map(|ended_session| &ended_session.journals);
+    let mut own: Vec<NamedPack> = journals
+        .flat_map(|journal| journal.summary.packs.iter().copied())
+        .collect();
     own.sort_unstable_by_key(|pack| pack.name);
     own.dedup_by_key(|pack| pack.name);
     Ok(rescue::take(volume.ingest(), own).await?)

@@ -295,7 +295,7 @@ impl Replication<'_> {
         if open
             .ended_sessions()
             .iter()
-            .any(|ended_session| !ended_session.entries.is_empty())
+            .any(|ended_session| !ended_session.journals.is_empty())
         {
             return Err(ReplicateError::Unreplayed {
                 volume: self.volume.to_owned(),

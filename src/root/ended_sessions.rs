@@ -16,6 +16,7 @@ use super::error::RootError;
 use super::gap::Gap;
 use super::handle::RootHandle;
 use super::journal::{JournalEntry, prefix};
+use super::journal_entry::JournalSummary;
 use super::listing::{JournalListing, journal_key, journal_number};
 use super::patient_reads::PatientReads;
 use super::sent::Sent;
@@ -47,8 +48,8 @@ pub(crate) const SET_ASIDE: &str = "damaged/";
 pub struct EndedSession {
     /// The session.
     pub session: SessionId,
-    /// Entries with uncovered operations, in order and without a gap.
-    pub entries: Vec<JournalEntry>,
+    /// Journals with uncovered operations, in order and without a gap.
+    pub journals: Vec<UncoveredJournal>,
     /// Keys of its journals that are replayed or covered.
     pub keys: Vec<String>,
     /// Keys of its journals behind a gap: operations before theirs are missing.
@@ -57,8 +58,20 @@ pub struct EndedSession {
     pub gap: Option<Gap>,
 }
 
+/// A journal that was read. Its operations are read again when they are carried out
+/// ([`RootHandle::read_uncovered`]): those of all journals of a session may exceed the memory.
+#[derive(Clone, Debug)]
+pub struct UncoveredJournal {
+    /// The key of its object.
+    pub key: String,
+    /// What it carries.
+    pub summary: JournalSummary,
+    /// The hash of its object.
+    digest: blake3::Hash,
+}
+
 /// Journals that were read, by key. The contents under a key never change.
-pub(super) type Known = Mutex<BTreeMap<String, JournalEntry>>;
+pub(super) type Known = Mutex<BTreeMap<String, UncoveredJournal>>;
 
 /// A session of a volume, and what is known about its journals without reading them.
 pub(crate) struct Owner<'a> {
@@ -203,35 +216,35 @@ impl<'a> Owner<'a> {
     }
 
     /// Returns how far its journals lead without a gap.
-    fn chain(&self, found: &BTreeMap<u64, JournalEntry>) -> Chain {
+    fn chain(&self, found: &BTreeMap<u64, UncoveredJournal>) -> Chain {
         let mut chain = Chain {
             after: self.session.covered,
             reached: None,
             behind: Vec::new(),
         };
-        for (number, entry) in found {
-            let is_open = entry.last > chain.after;
-            if is_open && (entry.first > chain.after + 1 || !chain.behind.is_empty()) {
-                chain.behind.push((*number, entry.last));
+        for (number, UncoveredJournal { summary, .. }) in found {
+            let is_open = summary.last > chain.after;
+            if is_open && (summary.first > chain.after + 1 || !chain.behind.is_empty()) {
+                chain.behind.push((*number, summary.last));
                 continue;
             }
-            chain.after = chain.after.max(entry.last);
+            chain.after = chain.after.max(summary.last);
             chain.reached = Some(*number);
         }
         chain
     }
 
     /// Returns the gap in its journals, if any.
-    fn gap_in(&self, found: &BTreeMap<u64, JournalEntry>) -> Option<Gap> {
+    fn gap_in(&self, found: &BTreeMap<u64, UncoveredJournal>) -> Option<Gap> {
         let chain = self.chain(found);
         self.gap(chain.after, chain.reached, &chain.behind)
     }
 
-    /// Returns the entries of its journals up to the first missing operation. `done` are the keys
-    /// of covered journals.
+    /// Returns its journals up to the first missing operation. `done` are the keys of covered
+    /// journals.
     fn ended_session(
         &self,
-        mut found: BTreeMap<u64, JournalEntry>,
+        mut found: BTreeMap<u64, UncoveredJournal>,
         done: Vec<String>,
     ) -> EndedSession {
         let Chain {
@@ -245,15 +258,14 @@ impl<'a> Owner<'a> {
         let keys = found.keys().map(|number| self.key(*number));
         let keys = keys.chain(done).collect();
         let mut last = self.session.covered;
-        let mut entries: Vec<JournalEntry> = found.into_values().collect();
-        entries.retain(|entry| {
-            let is_open = entry.last > last;
-            last = last.max(entry.last);
+        found.retain(|_, UncoveredJournal { summary, .. }| {
+            let is_open = summary.last > last;
+            last = last.max(summary.last);
             is_open
         });
         EndedSession {
             session: self.id,
-            entries,
+            journals: found.into_values().collect(),
             keys,
             behind: behind.iter().map(|number| self.key(*number)).collect(),
             gap,
@@ -322,10 +334,10 @@ pub(super) async fn require_whole(handle: &RootHandle, volume: &str) -> Result<K
                 found => found?,
             };
             gaps.extend(owner.gap_in(&found));
-            let read = found.into_iter();
+            let read = found.into_values();
             known
                 .lock()
-                .extend(read.map(|(number, entry)| (owner.key(number), entry)));
+                .extend(read.map(|journal| (journal.key.clone(), journal)));
         }
         if gaps.is_empty() {
             return Ok(known);
@@ -363,7 +375,7 @@ async fn find(
     handle: &RootHandle,
     owner: &Owner<'_>,
     known: &Known,
-) -> Result<(BTreeMap<u64, JournalEntry>, Vec<String>), RootError> {
+) -> Result<(BTreeMap<u64, UncoveredJournal>, Vec<String>), RootError> {
     let store = PatientReads::of(handle);
     let listed = JournalListing::read(&store, owner.prefix(), owner.first()).await?;
     let found = owner
@@ -372,22 +384,27 @@ async fn find(
     Ok((found, listed.covered))
 }
 
-/// Returns a journal; none if it is absent.
+/// Returns a journal without its operations; none if it is absent.
 async fn read(
     handle: &RootHandle,
     key: String,
     known: &Known,
-) -> Result<Option<JournalEntry>, RootError> {
-    let entry = known.lock().remove(&key);
-    if entry.is_some() {
-        return Ok(entry);
+) -> Result<Option<UncoveredJournal>, RootError> {
+    let journal = known.lock().remove(&key);
+    if journal.is_some() {
+        return Ok(journal);
     }
     let object = match PatientReads::of(handle).get(&key).await {
         // The writer deletes journals that a commit covers, and may do so late.
         Err(error) if error.is_not_found() => return Ok(None),
         object => object?.0,
     };
-    Ok(Some(open(handle, &key, &object)?))
+    let summary = open(handle, &key, &object)?.summary();
+    Ok(Some(UncoveredJournal {
+        key,
+        summary,
+        digest: blake3::hash(&object),
+    }))
 }
 
 /// Accepts the loss of the missing operations: moves the journals behind the gap below `damaged/`,
@@ -478,6 +495,34 @@ pub(super) fn open(
 }
 
 impl RootHandle {
+    /// Reads a journal of an ended session of `volume` again, with its operations. `session` holds
+    /// the volume.
+    ///
+    /// # Errors
+    /// [`RootError::Refused`] if the journal is gone because another session holds the volume now;
+    /// [`RootError::Damaged`] if it is another one than before; [`RootError::Store`] if it is gone
+    /// all the same, or the store fails; the errors of [`RootHandle::refresh`].
+    pub async fn read_uncovered(
+        &self,
+        journal: &UncoveredJournal,
+        session: SessionId,
+        volume: &str,
+    ) -> Result<JournalEntry, RootError> {
+        let key = &journal.key;
+        let error = match PatientReads::of(self).get(key).await {
+            Ok((object, _)) if blake3::hash(&object) == journal.digest => {
+                return open(self, key, &object);
+            }
+            Ok(_) => RootError::damaged(key, "it is not the journal that was there before"),
+            Err(error) if error.is_not_found() => error.into(),
+            Err(error) => return Err(error.into()),
+        };
+        // A session that takes the volume over carries the journals out, and deletes them.
+        let now = self.refresh().await?;
+        now.root.require_holder(session, volume)?;
+        Err(error)
+    }
+
     /// Deletes journals of sessions that have left the root, as far as the store permits, and this
     /// machine's notes about these sessions.
     ///

@@ -24,8 +24,8 @@
 
 use super::error::RootError;
 use super::handle::RootHandle;
-pub use super::journal_entry::JournalEntry;
 pub(crate) use super::journal_entry::prefix;
+pub use super::journal_entry::{JournalEntry, JournalSummary};
 use super::journal_put::create_own;
 use super::retry::random;
 use super::sent::{Notes, Sent};

@@ -39,6 +39,17 @@ pub struct JournalEntry {
     pub recovery_base: Option<Id>,
 }
 
+/// A journal without its operations: the fields that a replay needs first.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct JournalSummary {
+    /// The first operation in it.
+    pub first: u64,
+    /// The last operation in it, inclusive.
+    pub last: u64,
+    /// Packs that it names and that no root listed when it was written.
+    pub packs: Vec<NamedPack>,
+}
+
 #[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(array)]
 pub(super) struct OwnPack {
@@ -80,6 +91,15 @@ impl JournalEntry {
         Delivered {
             own: own.collect(),
             relied_on: self.relied_on.clone(),
+        }
+    }
+
+    /// Returns its fields without the operations.
+    pub fn summary(&self) -> JournalSummary {
+        JournalSummary {
+            first: self.first,
+            last: self.last,
+            packs: self.packs().own,
         }
     }
 

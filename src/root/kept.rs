@@ -3,26 +3,15 @@
 //! Owns the decoding of one, how far commits cover a session, and requests for objects that a spool
 //! lacks. Does not own spools, nor what is sent.
 
-use bkfs_chunker::ingest::NamedPack;
 use bkfs_store::{Operation, StoreErrorKind};
 use bytes::Bytes;
 
 use super::ended_sessions::open;
 use super::error::RootError;
 use super::handle::RootHandle;
+use super::journal_entry::JournalSummary;
 use super::retry;
 use super::state::Session;
-
-/// A journal without its operations: the fields that a replay needs first.
-#[derive(Clone, Debug)]
-pub struct JournalSummary {
-    /// The first operation in it.
-    pub first: u64,
-    /// The last operation in it, inclusive.
-    pub last: u64,
-    /// Packs that it names and that no root listed when it was written.
-    pub packs: Vec<NamedPack>,
-}
 
 /// How far commits cover a session.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -56,12 +45,7 @@ impl RootHandle {
     /// # Errors
     /// [`RootError::Unopenable`] or [`RootError::Damaged`] if it is no journal of this repository.
     pub fn read_kept(&self, key: &str, object: &Bytes) -> Result<JournalSummary, RootError> {
-        let entry = open(self, key, object)?;
-        Ok(JournalSummary {
-            first: entry.first,
-            last: entry.last,
-            packs: entry.packs().own,
-        })
+        Ok(open(self, key, object)?.summary())
     }
 
     /// Returns the journal `key` of the bucket; `None` if it is absent or cannot be read.

@@ -354,7 +354,7 @@ impl OpenSession {
         self.gaps = gaps;
         if ended_sessions
             .iter()
-            .any(|ended_session| !ended_session.entries.is_empty())
+            .any(|ended_session| !ended_session.journals.is_empty())
         {
             self.ended_sessions = ended_sessions;
             return Ok(());

@@ -356,34 +356,62 @@ fn a_spool_whose_directory_keeps_its_name_is_removed() {
 /// How much memory the recovery of a spool takes: its journals may be more than there is memory.
 #[test]
 fn a_recovery_keeps_no_journals_in_memory() {
-    const JOURNALS: u64 = 160;
-    const BYTES: usize = 900_000;
-    // They compress well: the bucket of the test is in memory.
-    let contents = |number: u64| vec![number as u8; BYTES];
     let (bucket, disk) = (Bucket::new(), SimulatedDisk::new());
-    let settings = Settings {
-        fsync_local: true,
-        ..Settings::default()
-    };
-    let host = Host::spooling_with(&bucket, &disk, settings);
-    let held = Strike::with(Fault::HoldBefore(Gate::new())).on_writes();
-    host.faults.plan(held.always());
-    for number in 0..JOURNALS {
-        host.write(&format!("f{number}"), 0, contents(number));
-        host.fsync().expect("acknowledged");
-    }
-    host.crash();
-    disk.kill();
+    leave_journals(&bucket, &disk);
     bucket.host().finish().expect("left");
-    let mut back = None;
-    let held = allocation_counter::measure(|| back = Some(Host::spooling(&bucket, &disk)));
-    let back = back.expect("mounted");
+    let (back, held_bytes) = spooling_measured(&bucket, &disk);
     let [recovered] = &back.assembled.spool_news().recovered[..] else {
         panic!("one snapshot: {:?}", back.assembled.spool_news());
     };
     for number in [0, JOURNALS / 2, JOURNALS - 1] {
         let read = read_in(&back, &recovered.snapshot, &format!("f{number}"));
-        assert!(read == Some(contents(number)), "{number}");
+        assert!(read == Some(alike(number)), "{number}");
     }
-    assert!(held.bytes_max < 112 << 20, "{} MiB", held.bytes_max >> 20);
+    assert!(held_bytes < 112 << 20, "{} MiB", held_bytes >> 20);
+}
+
+#[test]
+fn a_takeover_keeps_no_journals_in_memory() {
+    let (bucket, disk) = (Bucket::new(), SimulatedDisk::new());
+    leave_journals(&bucket, &disk);
+    let (back, held_bytes) = spooling_measured(&bucket, &disk);
+    assert!(back.assembled.spool_news().recovered.is_empty());
+    for number in [0, JOURNALS / 2, JOURNALS - 1] {
+        let name = format!("f{number}");
+        assert!(back.read(&name) == Some(alike(number)), "{number}");
+    }
+    assert!(held_bytes < 112 << 20, "{} MiB", held_bytes >> 20);
+}
+
+/// The number of journals that [`leave_journals`] leaves.
+const JOURNALS: u64 = 160;
+
+/// Returns the contents of a file, which compress well: the bucket of the test is in memory.
+fn alike(number: u64) -> Vec<u8> {
+    vec![number as u8; 900_000]
+}
+
+/// A mount acknowledges an fsync for each of many files while the bucket takes nothing, and
+/// crashes: its spool then holds [`JOURNALS`] journals.
+fn leave_journals(bucket: &Bucket, disk: &SimulatedDisk) {
+    let settings = Settings {
+        fsync_local: true,
+        ..Settings::default()
+    };
+    let host = Host::spooling_with(bucket, disk, settings);
+    let held = Strike::with(Fault::HoldBefore(Gate::new())).on_writes();
+    host.faults.plan(held.always());
+    for number in 0..JOURNALS {
+        host.write(&format!("f{number}"), 0, alike(number));
+        host.fsync().expect("acknowledged");
+    }
+    host.crash();
+    disk.kill();
+}
+
+/// Mounts with the spool, and returns the greatest number of bytes that this held in memory.
+fn spooling_measured(bucket: &Bucket, disk: &SimulatedDisk) -> (Host, u64) {
+    let mut back = None;
+    let held = allocation_counter::measure(|| back = Some(Host::spooling(bucket, disk)));
+    (back.expect("mounted"), held.bytes_max)
 }

@@ -3,6 +3,7 @@
 use super::support::*;
 use crate::root::commit::RootCommitter;
 use crate::root::commit_request::CommitRequest;
+use crate::root::ended_sessions::EndedSession;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::holder::SystemProcesses;
 use crate::root::journal::{JournalEntry, JournalWriter};
@@ -70,14 +71,12 @@ pub async fn journals(store: &Arc<dyn Store>) -> Vec<String> {
 /// Returns the first and last operation of each entry that a new holder finds.
 pub async fn found(store: &Arc<dyn Store>, seed: u64) -> Vec<Vec<(u64, u64)>> {
     let new_holder = enter(store, seed, "next").await.expect("taken");
-    let ranges = |entries: &[JournalEntry]| {
-        let ranges = entries.iter().map(|entry| (entry.first, entry.last));
+    let ranges = |ended_session: &EndedSession| {
+        let journals = ended_session.journals.iter();
+        let ranges = journals.map(|journal| (journal.summary.first, journal.summary.last));
         ranges.collect()
     };
-    let ended_sessions = new_holder.ended_sessions().iter();
-    ended_sessions
-        .map(|ended_session| ranges(&ended_session.entries))
-        .collect()
+    new_holder.ended_sessions().iter().map(ranges).collect()
 }
 
 /// Stores a journal object in the way of a session.
@@ -165,7 +164,7 @@ async fn what_lies_behind_a_gap_is_set_aside() {
     let [ended_session] = new_holder.ended_sessions() else {
         panic!("one was there");
     };
-    assert_eq!(ended_session.entries.len(), 2);
+    assert_eq!(ended_session.journals.len(), 2);
     let aside = store.list("damaged/journal/", None, 10).await;
     assert_eq!(aside.expect("listed").len(), 1, "kept for people");
     assert_eq!(journals(&store).await.len(), 2);
@@ -372,10 +371,59 @@ async fn a_covered_journal_need_not_be_readable() {
     let [ended_session] = new_holder.ended_sessions() else {
         panic!("one was there");
     };
-    assert_eq!(ended_session.entries.len(), 2);
+    assert_eq!(ended_session.journals.len(), 2);
     assert_eq!(
         ended_session.keys.len(),
         6,
         "all are garbage once it is replayed"
     );
+}
+
+/// Two operations of a session that another one has taken the volume from.
+async fn taken_over(store: &Arc<dyn Store>) -> OpenSession {
+    let session = enter(store, 1, "a").await.expect("free");
+    let writer = writer(store, &session).await;
+    for operation in 1..=2 {
+        write(&writer, entry(operation)).await.expect("written");
+    }
+    enter(store, 2, "next").await.expect("taken")
+}
+
+#[tokio::test]
+async fn a_journal_is_read_again_with_its_operations() {
+    let store = memory().await;
+    let taken = taken_over(&store).await;
+    let handle = process(store.clone(), 3).await;
+    let [ended_session] = taken.ended_sessions() else {
+        panic!("one was there");
+    };
+    for (journal, operation) in ended_session.journals.iter().zip(1..) {
+        let again = handle.read_uncovered(journal, taken.id(), "main").await;
+        assert_eq!(again.expect("read").operations, entry(operation).operations);
+    }
+    let journal = &ended_session.journals[0];
+    let (other, _) = store
+        .get(&ended_session.journals[1].key)
+        .await
+        .expect("read");
+    store.delete(&journal.key).await.expect("deleted");
+    store.put_new(&journal.key, vec![other]).await.expect("put");
+    let other = handle.read_uncovered(journal, taken.id(), "main").await;
+    let other = other.expect_err("it is another one");
+    assert_eq!(other.kind(), ErrorKind::Damaged, "{other}");
+}
+
+#[tokio::test]
+async fn a_journal_that_a_later_holder_has_carried_out_is_not_damage() {
+    let store = memory().await;
+    let taken = taken_over(&store).await;
+    let handle = process(store.clone(), 3).await;
+    let journal = &taken.ended_sessions()[0].journals[0];
+    store.delete(&journal.key).await.expect("deleted");
+    let gone = handle.read_uncovered(journal, taken.id(), "main").await;
+    assert!(matches!(gone, Err(RootError::Store(_))), "{gone:?}");
+    enter(&store, 4, "later").await.expect_err("1 is missing");
+    enter_as(&store, 5, "later", true).await.expect("accepted");
+    let gone = handle.read_uncovered(journal, taken.id(), "main").await;
+    assert!(matches!(gone, Err(RootError::Refused(_))), "{gone:?}");
 }

@@ -101,8 +101,11 @@ fn gap(error: RootError) -> Gap {
 
 fn ranges(session: &OpenSession) -> Vec<(u64, u64)> {
     let ended_sessions = session.ended_sessions().iter();
-    let entries = ended_sessions.flat_map(|ended_session| &ended_session.entries);
-    entries.map(|entry| (entry.first, entry.last)).collect()
+    let journals = ended_sessions.flat_map(|ended_session| &ended_session.journals);
+    let summaries = journals.map(|journal| &journal.summary);
+    summaries
+        .map(|summary| (summary.first, summary.last))
+        .collect()
 }
 
 #[tokio::test]
@@ -467,11 +470,12 @@ async fn taken_elsewhere(store: &Arc<dyn Store>, from: &Writer, last: u64) {
     let other = state();
     let handle = on(store, 2, other.path()).await;
     let taken = take(&handle, false).await.expect("taken");
-    let entries = taken
+    let journals = taken
         .ended_sessions()
         .iter()
-        .flat_map(|ended_session| &ended_session.entries);
-    assert_eq!(entries.map(|entry| entry.last).max().unwrap_or(0), last);
+        .flat_map(|ended_session| &ended_session.journals);
+    let lasts = journals.map(|journal| journal.summary.last);
+    assert_eq!(lasts.max().unwrap_or(0), last);
     let uploads = Fake::new(&from.shelf, &handle, taken.id());
     let lists = Lists::new(store.clone(), keyring());
     let replayed = Replayed {

@@ -294,10 +294,9 @@ impl Writing {
         let history = self.history(open, &ingest);
         let first_inode = former.map_or(0, Volume::inode_mark);
         let (volume, requests, is_new) = self.volume(ingest.clone(), first_inode).await?;
-        let replayed = takeover::replay(&volume, open).await?;
+        let replayed = takeover::replay(&repository.handle, &volume, open).await?;
         if is_new {
             format::make_root(&volume, self.owner).await?;
-            volume.commit_soon();
         }
         format::reap_orphans(&volume, former.map(Volume::usage)).await?;
         let handle = &repository.handle;
@@ -316,6 +315,11 @@ impl Writing {
             let _ = stopped.await;
         }));
         takeover::commit_replayed(handle, &volume, open).await?;
+        if is_new {
+            // A root that is rebuilt knows a volume by its commits. Without one it would forget the
+            // journals of the volume.
+            volume.commit().await?;
+        }
         let journaler = JournalTask::new(volume.clone(), journals.clone());
         watch_standing(&volume, open);
         watch_session(&volume);

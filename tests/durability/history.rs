@@ -75,3 +75,14 @@ fn of_two_who_make_one_snapshot_one_is_told_that_it_exists() {
         assert!(answers.contains(&Err(Errno::EEXIST)), "{answers:?}");
     }
 }
+
+#[test]
+fn a_mount_of_a_new_volume_has_committed_it() {
+    let bucket = Bucket::new();
+    let host = bucket.host();
+    let commit = bucket.work(bucket.memory.clone(), async |repository| {
+        repository.volume_entry("main").commit
+    });
+    assert!(commit.is_some(), "a root that is rebuilt would not know it");
+    host.finish().expect("ended");
+}

@@ -54,7 +54,10 @@ const FULL_DISK_TOLD_AFTER: Duration = Duration::from_secs(60);
 
 /// How often a new directory is made again that another process took for a dead session's before it
 /// was locked.
-const CREATE_ATTEMPTS: u32 = 3;
+const CREATE_ATTEMPTS: u32 = 12;
+
+/// The pause before a second attempt. Each later one is longer by it: 6.6 s in all.
+const CREATE_PAUSE: Duration = Duration::from_millis(100);
 
 /// Usage of a spool, for people.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -543,11 +546,13 @@ async fn read_object(disk: &dyn Disk, path: &Path, bytes: u64) -> Result<Bytes, 
     })
 }
 
-/// Makes and locks a session's directory. A process that looks for dead sessions may find it before
-/// it is locked, and take it for an empty one.
+/// Makes and locks a session's directory, which must be empty. A process that looks for dead
+/// sessions may find it before it is locked, take it for an empty one, and hold it until it removes
+/// it.
 async fn lock_new(disk: &dyn Disk, directory: &Path) -> Result<DiskLock, SpoolError> {
     let path = directory.join(LOCK);
-    for _ in 0..CREATE_ATTEMPTS {
+    for attempt in 0..CREATE_ATTEMPTS {
+        tokio::time::sleep(CREATE_PAUSE * attempt).await;
         let made = disk.make_directory(directory).await;
         made.map_err(|error| SpoolError::disk(directory, error))?;
         let lock = match disk.lock(&path).await {
@@ -557,7 +562,10 @@ async fn lock_new(disk: &dyn Disk, directory: &Path) -> Result<DiskLock, SpoolEr
             Err(error) => return Err(SpoolError::disk(&path, error)),
         };
         let listed = disk.list(directory).await.unwrap_or_default();
-        if listed.iter().any(|entry| entry.name == LOCK) {
+        // Other files are of another session with this id, or mark the directory as removed.
+        if let [only] = &listed[..]
+            && only.name == LOCK
+        {
             return Ok(lock);
         }
     }

@@ -279,6 +279,23 @@ fn an_empty_spool_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_directory_that_another_left_is_not_taken() {
+    run(async {
+        let disk = SimulatedDisk::new();
+        let spool = create(&disk, 1).await;
+        let mark = spool.directory().join("done");
+        drop(spool);
+        disk.write_new(&mark, &[]).await.expect("written");
+        let shared: Arc<dyn Disk> = Arc::new(disk);
+        let again = Spool::create(shared, Path::new(ROOT), 1, 1).await;
+        assert!(
+            matches!(again, Err(SpoolError::Held { .. })),
+            "a replay would remove its files"
+        );
+    });
+}
+
+#[test]
 fn two_never_share_one() {
     run(async {
         let disk = SimulatedDisk::new();

@@ -206,6 +206,8 @@ fn bring_up(
         return Err(Failure::new(message).hint("Create it, or give --init."));
     }
     let repository = Arc::new(runtime.block_on(access::open_with(&access))?);
+    // The first mount may have made the repository, and failed before it made the volume.
+    may_create |= command.init && repository.handle.current().root.volumes.is_empty();
     let volume = settings
         .volume
         .clone()

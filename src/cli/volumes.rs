@@ -32,7 +32,7 @@ pub enum Use {
 /// Exit code 1 if there is no such volume; the message names those that there are. The [`Failure`]
 /// of the list of snapshots if it cannot be read.
 pub async fn check(repository: &Repository, name: &str, kind: Use) -> Result<(), Failure> {
-    if name == DEFAULT || kind == Use::Make {
+    if kind == Use::Make || (name == DEFAULT && kind == Use::Write) {
         return Ok(());
     }
     let mut volumes: BTreeSet<String> = BTreeSet::new();

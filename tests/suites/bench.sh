@@ -9,7 +9,7 @@
 export BKFS_BIN
 BENCH=$SUITE_TMP/bkfs-bench OUT=$SUITE_TMP/results PAGE=$SUITE_TMP/page.md
 builds() {
-  (cd "$ROOT" && cargo build -q --release -p bkfs-bench)
+  (cd "$ROOT" && cargo build -q --release --workspace --bin bkfs-bench)
   cp "$CARGO_TARGET_DIR/release/bkfs-bench" "$BENCH"
 }
 case_of "the benchmarks build" builds || exit 1

@@ -26,6 +26,19 @@ guides_name_what_exists() {
   done
 }
 case_of "guides name files that exist" guides_name_what_exists
+# Otherwise the tests compile shared crates again: docs/adr/0072-one-set-of-features.md.
+features_of() {
+  cargo tree --locked --prefix none -f '{p} | {f}' "$@" | sed 's/ (\*)$//; s/ (proc-macro)//' | sort -u
+}
+builds_take_the_same_features() {
+  features_of -p bkfs -e normal,build >"$SUITE_TMP/program"
+  features_of --workspace -e normal,build,dev >"$SUITE_TMP/tests"
+  [ "$(wc -l <"$SUITE_TMP/program")" -gt 100 ] || wrong "cargo tree shows no crates"
+  comm -23 "$SUITE_TMP/program" "$SUITE_TMP/tests" >"$SUITE_TMP/differ"
+  cat "$SUITE_TMP/differ"
+  [ ! -s "$SUITE_TMP/differ" ] || wrong "the tests build these crates with other features"
+}
+case_of "the program and the tests take the same features" builds_take_the_same_features
 case_of "perl syntax" perl -c tests/lib/session.pl
 cargo_cases "walls" test --release --workspace --test tidy
 . "$ROOT/tests/lib/selftest.sh"

@@ -36,9 +36,12 @@ makes_a_debian_package() {
   lintian --allow-root "$DEB" >"$SUITE_TMP/lintian" 2>&1 || true
   cat "$SUITE_TMP/lintian"
   ! grep '^E:' "$SUITE_TMP/lintian" || wrong "lintian finds errors"
+  ! grep 'no-manual-page' "$SUITE_TMP/lintian" || wrong "a program has no page in the manual"
   dpkg-deb -c "$DEB" | awk '{print $6}' >"$SUITE_TMP/files"
   for file in ./usr/bin/bkfs ./sbin/mount.bkfs ./sbin/mount.fuse.bkfs ./sbin/umount.fuse.bkfs \
     ./lib/systemd/system/bkfs@.service ./etc/bkfs.toml ./usr/share/man/man1/bkfs.1.gz \
+    ./usr/share/man/man5/bkfs.toml.5.gz ./usr/share/man/man8/mount.bkfs.8.gz \
+    ./usr/share/man/man8/mount.fuse.bkfs.8.gz ./usr/share/man/man8/umount.fuse.bkfs.8.gz \
     ./usr/share/bash-completion/completions/bkfs ./usr/share/doc/bkfs/copyright; do
     grep -qx "$file" "$SUITE_TMP/files" || wrong "the package lacks $file"
   done
@@ -95,7 +98,8 @@ makes_an_rpm_package() {
   rpm -qpl "$RPM" >"$SUITE_TMP/files"
   for file in /usr/bin/bkfs /usr/sbin/mount.bkfs /usr/sbin/mount.fuse.bkfs \
     /usr/sbin/umount.fuse.bkfs /usr/lib/systemd/system/bkfs@.service /etc/bkfs.toml \
-    /usr/share/man/man1/bkfs.1.gz /usr/share/licenses/bkfs/LICENSE-MIT; do
+    /usr/share/man/man1/bkfs.1.gz /usr/share/man/man5/bkfs.toml.5.gz \
+    /usr/share/man/man8/mount.bkfs.8.gz /usr/share/licenses/bkfs/LICENSE-MIT; do
     grep -qx "$file" "$SUITE_TMP/files" || wrong "the package lacks $file"
   done
   rpm -qp --requires "$RPM" >"$SUITE_TMP/requires"

@@ -50,7 +50,7 @@ wrong() { echo "wrong: $*"; printf '%s\n' "$*" >"$SUITE_TMP/reason"; return 1; }
 
 # A pid with its start time identifies one process, even after the kernel reuses the pid.
 start_time_of() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }
-remember_pid() { echo "$1 $(start_time_of "$1")" >>"$RUN_TMP/pids"; }
+remember_pid() { echo "$1 $(start_time_of "$1")" >>"$SUITE_TMP/pids"; }
 
 # gone PID SECONDS: waits until the process has ended.
 gone() {
@@ -88,6 +88,13 @@ free_port() {
     port=$((20000 + RANDOM % 30000))
     (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || { echo "$port"; return; }
   done
+}
+
+# plainly: prints options of cargo that leave our crates without optimization. Suites whose tests
+# take less time than their compilation pass them (docs/adr/0073-tests-without-optimization.md).
+plainly() {
+  (cd "$ROOT" && cargo metadata --no-deps --format-version 1) |
+    jq -r '.packages[] | "--config", "profile.release.package.\(.name).opt-level=0"'
 }
 
 # cargo_cases LABEL ARGS…: runs `cargo ARGS` (a test command) and adds up the counts that it prints.

@@ -139,9 +139,11 @@ need_azurite() {
   export AZURITE=$CACHE/azurite-$AZURITE_VERSION/node_modules/.bin/azurite-blob
 }
 
+# The tools of a run share what they compile. They run for seconds, so they need not be fast.
 cargo_install() {
-  cd "$OUT" && CARGO_TARGET_DIR=$OUT/build cargo install --locked --root "$OUT" "$@" &&
-    rm -rf "$OUT/build"
+  cd "$OUT" && CARGO_TARGET_DIR=$RUN_TMP/tools CARGO_PROFILE_RELEASE_OPT_LEVEL=1 \
+    CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+    cargo install --locked --root "$OUT" "$@"
 }
 need_pjdfstest() {
   need_packages libacl1-dev acl
@@ -157,17 +159,12 @@ need_cargo_deny() {
   kept "cargo-deny-$CARGO_DENY_VERSION" cargo_install "cargo-deny@$CARGO_DENY_VERSION"
   export CARGO_DENY=$CACHE/cargo-deny-$CARGO_DENY_VERSION/bin/cargo-deny
 }
-# Tools that run for seconds need not be fast; they are compiled in less time so.
-cargo_install_quickly() {
-  CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_LTO=off \
-    CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 cargo_install "$@"
-}
 need_cargo_deb() {
-  kept "cargo-deb-$CARGO_DEB_VERSION" cargo_install_quickly "cargo-deb@$CARGO_DEB_VERSION"
+  kept "cargo-deb-$CARGO_DEB_VERSION" cargo_install "cargo-deb@$CARGO_DEB_VERSION"
   export CARGO_DEB=$CACHE/cargo-deb-$CARGO_DEB_VERSION/bin/cargo-deb
 }
 need_cargo_rpm() {
-  kept "cargo-generate-rpm-$CARGO_RPM_VERSION" cargo_install_quickly \
+  kept "cargo-generate-rpm-$CARGO_RPM_VERSION" cargo_install \
     "cargo-generate-rpm@$CARGO_RPM_VERSION"
   export CARGO_RPM=$CACHE/cargo-generate-rpm-$CARGO_RPM_VERSION/bin/cargo-generate-rpm
 }

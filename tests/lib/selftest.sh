@@ -5,7 +5,7 @@
 PROJECT=$SUITE_TMP/project
 mkdir -p "$PROJECT/tests/suites" "$PROJECT/temporary"
 cp -r "$ROOT/tests/run" "$ROOT/tests/lib" "$PROJECT/tests/"
-sed -i -e '/^SUITES=(/,/)$/c\SUITES=(good bad hangs leaves nothing named)' \
+sed -i -e '/^SUITES=(/,/)$/c\SUITES=(good bad hangs leaves nothing named meets met builds built)' \
   -e 's/^CORE_SUITES=(.*/CORE_SUITES=(good)/' "$PROJECT/tests/run"
 
 # little_suite NAME LIMIT: creates a suite whose body is read from standard input.
@@ -34,6 +34,26 @@ little_suite named 30 <<'S'
 case_of "suites find daemons by the name of the program" test "$(basename "$("$BKFS_BIN")")" = bkfs
 exit 0
 S
+# Two suites that meet, and two that must not.
+little_suite meets 30 <<'S'
+touch "$RUN_TMP/one"
+case_of "another suite runs at the same time" wait_for 20 test -e "$RUN_TMP/other"
+exit 0
+S
+little_suite met 30 <<'S'
+touch "$RUN_TMP/other"
+case_of "another suite runs at the same time" wait_for 20 test -e "$RUN_TMP/one"
+exit 0
+S
+for name in builds built; do
+  little_suite $name 30 <<'S'
+# It would call: cargo build
+case_of "it is the only one that builds" mkdir "$RUN_TMP/building"
+sleep 1
+rmdir "$RUN_TMP/building"
+exit 0
+S
+done
 little_suite hangs 3 <<'S'
 case_of "before" true
 setsid sleep 4242 &
@@ -104,8 +124,11 @@ all_suites_are_run() {
   sed -i 's/^SUITES=(.*/SUITES=(good bad)/' "$PROJECT/tests/run"
   run_says 1 "42 passed, 1 failed" --all
   grep -q '^suite 2 of 2: bad' "$SUITE_TMP/little" || wrong "no progress is shown"
-  sed -i 's/^SUITES=(.*/SUITES=(good bad hangs leaves nothing named)/' "$PROJECT/tests/run"
+  sed -i 's/^SUITES=(.*/SUITES=(good bad hangs leaves nothing named meets met builds built)/' \
+    "$PROJECT/tests/run"
 }
+two_at_a_time() { run_says 0 "2 passed, 0 failed" meets met; }
+one_builds_at_a_time() { run_says 0 "43 passed, 0 failed" builds built good; }
 unknown_names_are_refused() {
   local status=0
   little_run no-such-suite >/dev/null 2>&1 || status=$?
@@ -148,6 +171,8 @@ case_of "runner: processes and mounts left by a suite are put away" puts_away_wh
 case_of "runner: a program of another name is run as bkfs" program_of_another_name
 case_of "runner: without a name the core is run" core_is_the_default
 case_of "runner: --all runs every suite" all_suites_are_run
+case_of "runner: two suites run at a time" two_at_a_time
+case_of "runner: two suites that build run in turn" one_builds_at_a_time
 case_of "runner: an unknown suite is refused" unknown_names_are_refused
 case_of "runner: ended by TERM it puts everything away" ended_from_outside
 case_of "runner: what a killed run left is put away by the next" killed_run_is_put_away

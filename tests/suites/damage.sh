@@ -7,7 +7,8 @@
 . "$(dirname "$0")/../lib/bkfs.sh"
 
 # 100 seeded cases, 500 with --full, and those of every run.
-cargo_cases "cases" test --release --workspace --test damage
+mapfile -t options < <(plainly)
+cargo_cases "cases" "${options[@]}" test --release --workspace --test damage
 
 machine one
 FROZEN=$ROOT/tests/golden/repository PLAIN=$SUITE_TMP/plain SEALED=$SUITE_TMP/sealed

@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE=1
 LANES=${BKFS_PROXY_LANES:-2}
 # Quick runs use so many seeds, from 1. Full runs continue where the last one ended, until their
 # time is over.
-ROUNDS=14 MINUTES=60
+ROUNDS=10 MINUTES=60
 [ "$FULL" = 0 ] || ROUNDS=500 MINUTES=115
 STATE=$CACHE/proxy-next-seed
 NEXT=$SUITE_TMP/next-seed

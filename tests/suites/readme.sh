@@ -4,20 +4,20 @@
 # needs: program
 # limit: 1200
 . "$(dirname "$0")/../lib/common.sh"
-# With a fixed path, cargo finds the parts that it built for the last clone. The mounts are private,
-# since two runs may be under way.
+# The clone lies over the source tree, with the times of its files: cargo then finds what it built
+# there. The mounts are private, since two runs may be under way.
 in_private_mounts
 
-CLONE=/mnt STEPS=$SUITE_TMP/steps
-mkdir -p "$STEPS" "$SUITE_TMP/clone" "$SUITE_TMP/home"
-mount --bind "$SUITE_TMP/clone" "$CLONE" || die "cannot lay the clone over $CLONE"
-# The files that git knows, as they stand in the working directory; their times are new, as in a
-# clone.
+CLONE=$ROOT STEPS=$SUITE_TMP/steps
+mkdir -p "$STEPS" "$SUITE_TMP/clone" "$SUITE_TMP/target" "$SUITE_TMP/home"
+# The files that git knows, as they stand in the working directory.
 (
   cd "$ROOT" && git ls-files -z --cached --others --exclude-standard |
     tar --null --ignore-failed-read -T - -cf - 2>/dev/null
-) | tar -xmf - -C "$CLONE" || die "no clone"
-ln -s "$CARGO_TARGET_DIR" "$CLONE/target"
+) | tar -xf - -C "$SUITE_TMP/clone" || die "no clone"
+mount --bind "$CARGO_TARGET_DIR" "$SUITE_TMP/target" || die "no target directory"
+ln -s "$SUITE_TMP/target" "$SUITE_TMP/clone/target"
+mount --bind "$SUITE_TMP/clone" "$CLONE" || die "cannot lay the clone over $CLONE"
 
 count=$("$ROOT/tests/lib/session.pl" extract "$CLONE/README.md" "$STEPS") ||
   die "the README has no session"
@@ -25,7 +25,7 @@ count=$("$ROOT/tests/lib/session.pl" extract "$CLONE/README.md" "$STEPS") ||
 
 # One shell runs all commands, as for a reader: directory and variables persist.
 {
-  echo 'cd /mnt; shopt -s expand_aliases' # as in an interactive shell
+  printf 'cd %q; shopt -s expand_aliases\n' "$CLONE" # as in an interactive shell
   for n in $(seq "$count"); do
     printf '{ eval "$(cat %q)"; } >%q 2>&1 </dev/null\necho $? >%q\n' "$STEPS/$n.command" \
       "$STEPS/$n.seen" "$STEPS/$n.status"

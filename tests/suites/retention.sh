@@ -14,9 +14,9 @@ M=$SUITE_TMP/mount URL=$SUITE_TMP/bucket SOURCE=$SUITE_TMP/source
 mkdir -p "$M"
 chmod 755 "$SUITE_TMP"
 at_end "leave_mount '$M'"
-DAYS=6 ROUNDS=15
-# The number of snapshots, and of files in each; quick runs have a hundredth of the product.
-SNAPSHOTS=100 FILES=100000
+DAYS=5 ROUNDS=8
+# The number of snapshots, and of files in each; quick runs have 1/250 of the product.
+SNAPSHOTS=100 FILES=40000
 [ "$FULL" = 0 ] || DAYS=30 ROUNDS=200 SNAPSHOTS=1000 FILES=1000000
 
 digest() {

@@ -18,5 +18,6 @@ done
 
 # The whole workspace, as in every suite: for a part of its packages cargo selects other features,
 # and rebuilds shared crates.
-cargo_cases "crates" test --release --workspace "${targets[@]}"
+mapfile -t options < <(plainly)
+cargo_cases "crates" "${options[@]}" test --release --workspace "${targets[@]}"
 exit 0

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # about: the pages in docs/: every session of commands succeeds and shows what the page shows, every
 # about: link leads somewhere, and the README is short
-# needs: program minio mc apt:make apt:mariadb-server apt:mariadb-backup apt:postgresql
+# needs: program minio mc apt:make apt:man-db apt:mariadb-server apt:mariadb-backup apt:postgresql
 # limit: 600
 . "$(dirname "$0")/../lib/common.sh"
 in_private_mounts
@@ -116,14 +116,33 @@ the_summary_names_every_page() {
       wrong "SUMMARY.md lacks $page"
   done
 }
-# The page for restores explains messages that the program has.
+# These pages explain messages that the program has.
 messages_are_those_of_the_program() {
   local message count=0
   while IFS= read -r message; do
     grep -rqF -- "$message" "$ROOT/src" || wrong "no message says: $message"
     count=$((count + 1))
-  done < <(sed -n 's/^| `\([^`]*\)` | [0-9]* |.*/\1/p' "$ROOT/docs/restore.md")
-  [ "$count" -ge 6 ] || wrong "only $count messages were found on the page"
+  done < <(sed -n 's/^| `\([^`]*\)` | [0-9]* |.*/\1/p' "$ROOT"/docs/{restore,troubleshooting}.md)
+  [ "$count" -ge 16 ] || wrong "only $count messages were found on the pages"
+}
+# The page of reference and the program name the same exit codes, variables and mount options.
+the_reference_is_complete() {
+  local page=$ROOT/docs/reference.md
+  bkfs generate man | man -l - | col -b >"$SUITE_TMP/manual"
+  bkfs mount --help | sed -n '/^Mount options/,/^SIZE/p' >"$SUITE_TMP/options"
+  sed -n '/^EXIT CODES/,/^REPOSITORIES/p' "$SUITE_TMP/manual" | grep -oE '^ {7}[0-9]+ ' |
+    tr -d ' ' | sort >"$SUITE_TMP/program"
+  sed -n 's/^| \([0-9]*\) |.*/\1/p' "$page" | sort >"$SUITE_TMP/described"
+  diff "$SUITE_TMP/program" "$SUITE_TMP/described" || wrong "other exit codes"
+  sed -n '/^ENVIRONMENT/,/^FILES/p' "$SUITE_TMP/manual" | grep -oE '\b(BKFS|AWS|XDG)_[A-Z_]+' |
+    sort -u >"$SUITE_TMP/program"
+  grep -oE '`(BKFS|AWS|XDG)_[A-Z_]+`' "$page" | tr -d '`' | sort -u >"$SUITE_TMP/described"
+  diff "$SUITE_TMP/program" "$SUITE_TMP/described" || wrong "other variables"
+  grep -oE '^  [a-z_]+' "$SUITE_TMP/options" | tr -d ' ' >"$SUITE_TMP/program"
+  [ "$(wc -l <"$SUITE_TMP/program")" -ge 20 ] || wrong "the help lists few options"
+  while read -r option; do
+    grep -qE "\`[^\`]*\b$option\b" "$page" || wrong "the page lacks the option $option"
+  done <"$SUITE_TMP/program"
 }
 the_readme_is_short() {
   local words
@@ -136,6 +155,7 @@ case_of "the summary names every page" the_summary_names_every_page
 case_of "links lead somewhere" links_lead_somewhere
 case_of "messages on the page for restores are those of the program" \
   messages_are_those_of_the_program
+case_of "the reference names what the program names" the_reference_is_complete
 case_of "every block of commands is a session" every_block_is_run
 for page in "$ROOT"/docs/*.md "$ROOT"/docs/recipes/*.md; do
   page=${page#"$ROOT/docs/"}

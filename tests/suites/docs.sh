@@ -2,6 +2,7 @@
 # about: the pages in docs/: every session of commands succeeds and shows what the page shows, every
 # about: link leads somewhere, and the README is short
 # needs: program minio mc apt:make apt:man-db apt:mariadb-server apt:mariadb-backup apt:postgresql
+# needs: apt:rsync apt:restic apt:borgbackup
 # limit: 600
 . "$(dirname "$0")/../lib/common.sh"
 in_private_mounts
@@ -128,8 +129,8 @@ messages_are_those_of_the_program() {
 # The page of reference and the program name the same exit codes, variables and mount options.
 the_reference_is_complete() {
   local page=$ROOT/docs/reference.md
-  bkfs generate man | man -l - | col -b >"$SUITE_TMP/manual"
-  bkfs mount --help | sed -n '/^Mount options/,/^SIZE/p' >"$SUITE_TMP/options"
+  "$BKFS_BIN" generate man | man -l - | col -b >"$SUITE_TMP/manual"
+  "$BKFS_BIN" mount --help | sed -n '/^Mount options/,/^SIZE/p' >"$SUITE_TMP/options"
   sed -n '/^EXIT CODES/,/^REPOSITORIES/p' "$SUITE_TMP/manual" | grep -oE '^ {7}[0-9]+ ' |
     tr -d ' ' | sort >"$SUITE_TMP/program"
   sed -n 's/^| \([0-9]*\) |.*/\1/p' "$page" | sort >"$SUITE_TMP/described"

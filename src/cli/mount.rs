@@ -206,8 +206,6 @@ fn bring_up(
         return Err(Failure::new(message).hint("Create it, or give --init."));
     }
     let repository = Arc::new(runtime.block_on(access::open_with(&access))?);
-    // The first mount may have made the repository, and failed before it made the volume.
-    may_create |= command.init && repository.handle.current().root.volumes.is_empty();
     let volume = settings
         .volume
         .clone()
@@ -215,8 +213,10 @@ fn bring_up(
     let reads = options.flags.read_only || settings.snapshot.is_some();
     let kind = match (reads, may_create) {
         (true, _) => Use::Read,
-        (false, false) => Use::Write,
         (false, true) => Use::Make,
+        // The first mount may have made the repository, and failed before it made the volume.
+        (false, false) if command.init => Use::WriteFirst,
+        (false, false) => Use::Write,
     };
     runtime.block_on(volumes::check(&repository, &volume, kind))?;
     let spool_bytes = access::spool_bytes(&access, &settings);

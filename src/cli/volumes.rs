@@ -21,6 +21,8 @@ pub enum Use {
     Read,
     /// It writes to the volume.
     Write,
+    /// It writes to the volume, which may be the first one of the repository.
+    WriteFirst,
     /// It writes to the volume, and makes it first if there is none.
     Make,
 }
@@ -32,7 +34,7 @@ pub enum Use {
 /// Exit code 1 if there is no such volume; the message names those that there are. The [`Failure`]
 /// of the list of snapshots if it cannot be read.
 pub async fn check(repository: &Repository, name: &str, kind: Use) -> Result<(), Failure> {
-    if kind == Use::Make || (name == DEFAULT && kind == Use::Write) {
+    if kind == Use::Make || (name == DEFAULT && kind != Use::Read) {
         return Ok(());
     }
     let mut volumes: BTreeSet<String> = BTreeSet::new();
@@ -45,13 +47,16 @@ pub async fn check(repository: &Repository, name: &str, kind: Use) -> Result<(),
     if volumes.contains(name) {
         return Ok(());
     }
+    if kind == Use::WriteFirst && volumes.is_empty() {
+        return Ok(());
+    }
     let why = format!(
         "repository {} has no volume {}",
         repository.url,
         name_text(name.as_bytes())
     );
     let mut hint = there_are(&volumes);
-    if kind == Use::Write {
+    if kind != Use::Read {
         hint += " Give --create (or -o create) to make this one.";
     }
     Err(Failure::new(why).hint(hint))

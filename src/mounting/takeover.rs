@@ -63,8 +63,7 @@ pub async fn replay(
             let Some(mut next) = ahead.pop_front() else {
                 break;
             };
-            let read = (&mut next.0).await;
-            let operations = read.expect("nothing aborts it, and it does not panic")?;
+            let operations = next.done().await?;
             replay.carry_out(&operations).await?;
         }
         if let Some(last) = journals.last() {
@@ -87,6 +86,17 @@ pub async fn replay(
 /// A journal that is being read, while others are carried out. A request that waited for them would
 /// time out. Dropped, it ends the read.
 struct ReadAhead(JoinHandle<Result<Operations, RootError>>);
+
+impl ReadAhead {
+    async fn done(&mut self) -> Result<Operations, RootError> {
+        match (&mut self.0).await {
+            Ok(operations) => operations,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            // The runtime ends, and this task with it.
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
 
 impl Drop for ReadAhead {
     fn drop(&mut self) {

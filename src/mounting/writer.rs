@@ -21,6 +21,7 @@ use crate::mounting::{format, spooling, takeover};
 use crate::repository::Repository;
 use crate::root::commit::RootCommitter;
 use crate::root::error::RootError;
+use crate::root::handle::RootHandle;
 use crate::root::heartbeat::Standing;
 use crate::root::journal::JournalWriter;
 use crate::root::removal::give_up;
@@ -314,11 +315,10 @@ impl Writing {
             // A sender that is dropped means the same.
             let _ = stopped.await;
         }));
-        takeover::commit_replayed(handle, &volume, open).await?;
-        if is_new {
-            // A root that is rebuilt knows a volume by its commits. Without one it would forget the
-            // journals of the volume.
-            volume.commit().await?;
+        if let Err(error) = first_commit(handle, &volume, open, is_new).await {
+            committer.abort();
+            let _ = committer.await;
+            return Err(error);
         }
         let journaler = JournalTask::new(volume.clone(), journals.clone());
         watch_standing(&volume, open);
@@ -341,6 +341,21 @@ impl Writing {
         };
         Ok((live, tasks))
     }
+}
+
+/// Commits what was replayed, and a new volume. A root that is rebuilt knows a volume by its commits:
+/// without one it would forget the journals of the volume.
+async fn first_commit(
+    handle: &RootHandle,
+    volume: &Volume,
+    open: &OpenSession,
+    is_new: bool,
+) -> Result<(), MountingError> {
+    takeover::commit_replayed(handle, volume, open).await?;
+    if is_new {
+        volume.commit().await?;
+    }
+    Ok(())
 }
 
 /// Starts the task of a journaler. It ends when the sender is dropped.

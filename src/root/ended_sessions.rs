@@ -30,7 +30,10 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The largest number of journals that are read concurrently.
-const READ_AT_ONCE: usize = 16;
+const READ_AT_ONCE: usize = 4;
+
+/// How often a journal is read that differs from what was read before: an answer may arrive damaged.
+const READS_MAX: usize = 3;
 
 /// The number of journals below and above a known one that are read by name, listed or not.
 const REACH: u64 = 2;
@@ -500,8 +503,9 @@ impl RootHandle {
     ///
     /// # Errors
     /// [`RootError::Refused`] if the journal is gone because another session holds the volume now;
-    /// [`RootError::Damaged`] if it is another one than before; [`RootError::Store`] if it is gone
-    /// all the same, or the store fails; the errors of [`RootHandle::refresh`].
+    /// [`RootError::Damaged`] if it is another one than before, also when it is read again;
+    /// [`RootError::Store`] if it is gone all the same, or the store fails; the errors of
+    /// [`RootHandle::refresh`].
     pub async fn read_uncovered(
         &self,
         journal: &UncoveredJournal,
@@ -509,14 +513,18 @@ impl RootHandle {
         volume: &str,
     ) -> Result<JournalEntry, RootError> {
         let key = &journal.key;
-        let error = match PatientReads::of(self).get(key).await {
-            Ok((object, _)) if blake3::hash(&object) == journal.digest => {
-                return open(self, key, &object);
+        let mut error = RootError::damaged(key, "it is not the journal that was there before");
+        for _ in 0..READS_MAX {
+            match PatientReads::of(self).get(key).await {
+                Ok((object, _)) if blake3::hash(&object) == journal.digest => {
+                    return open(self, key, &object);
+                }
+                Ok(_) => continue,
+                Err(absent) if absent.is_not_found() => error = absent.into(),
+                Err(failed) => return Err(failed.into()),
             }
-            Ok(_) => RootError::damaged(key, "it is not the journal that was there before"),
-            Err(error) if error.is_not_found() => error.into(),
-            Err(error) => return Err(error.into()),
-        };
+            break;
+        }
         // A session that takes the volume over carries the journals out, and deletes them.
         let now = self.refresh().await?;
         now.root.require_holder(session, volume)?;

@@ -561,7 +561,11 @@ async fn lock_new(disk: &dyn Disk, directory: &Path) -> Result<DiskLock, SpoolEr
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(SpoolError::disk(&path, error)),
         };
-        let listed = disk.list(directory).await.unwrap_or_default();
+        let listed = match disk.list(directory).await {
+            Ok(listed) => listed,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(SpoolError::disk(directory, error)),
+        };
         // Other files are of another session with this id, or mark the directory as removed.
         if let [only] = &listed[..]
             && only.name == LOCK

@@ -50,7 +50,7 @@ wrong() { echo "wrong: $*"; printf '%s\n' "$*" >"$SUITE_TMP/reason"; return 1; }
 
 # A pid with its start time identifies one process, even after the kernel reuses the pid.
 start_time_of() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }
-remember_pid() { echo "$1 $(start_time_of "$1")" >>"$SUITE_TMP/pids"; }
+remember_pid() { echo "$1 $(start_time_of "$1")" >>"${RESULTS%.results}/pids"; }
 
 # gone PID SECONDS: waits until the process has ended.
 gone() {

@@ -23,14 +23,20 @@ need_packages() { PACKAGES+=("$@"); }
 
 is_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
-# Installs the packages that need_packages collected, in one apt-get call. No service is started:
-# suites run their own servers.
+# Installs the packages that need_packages collected, in one apt-get call at a time.
 install_packages() {
-  local package missing=() policy=/usr/sbin/policy-rc.d ours=
-  for package in "${PACKAGES[@]+"${PACKAGES[@]}"}"; do
-    is_installed "$package" || missing+=("$package")
-  done
+  local packages=("${PACKAGES[@]+"${PACKAGES[@]}"}")
   PACKAGES=()
+  mkdir -p "$CACHE"
+  exec 8>"$CACHE/apt.lock"
+  flock 8
+  install_alone "${packages[@]+"${packages[@]}"}"
+  exec 8>&-
+}
+# No service is started: suites run their own servers.
+install_alone() {
+  local package missing=() policy=/usr/sbin/policy-rc.d ours=
+  for package in "$@"; do is_installed "$package" || missing+=("$package"); done
   [ ${#missing[@]} -gt 0 ] || return 0
   echo "installing ${missing[*]}"
   if [ ! -e "$policy" ]; then
@@ -141,7 +147,7 @@ need_azurite() {
 
 # The tools of a run share what they compile. They run for seconds, so they need not be fast.
 cargo_install() {
-  cd "$OUT" && CARGO_TARGET_DIR=$RUN_TMP/tools CARGO_PROFILE_RELEASE_OPT_LEVEL=1 \
+  cd "$OUT" && CARGO_TARGET_DIR=$RUN_TMP/tools CARGO_PROFILE_RELEASE_OPT_LEVEL=0 \
     CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
     cargo install --locked --root "$OUT" "$@"
 }
@@ -163,7 +169,9 @@ need_cargo_deb() {
   kept "cargo-deb-$CARGO_DEB_VERSION" cargo_install "cargo-deb@$CARGO_DEB_VERSION"
   export CARGO_DEB=$CACHE/cargo-deb-$CARGO_DEB_VERSION/bin/cargo-deb
 }
+# Only full runs make an RPM package: this tool takes minutes to compile.
 need_cargo_rpm() {
+  [ "$FULL" = 1 ] || return 0
   kept "cargo-generate-rpm-$CARGO_RPM_VERSION" cargo_install \
     "cargo-generate-rpm@$CARGO_RPM_VERSION"
   export CARGO_RPM=$CACHE/cargo-generate-rpm-$CARGO_RPM_VERSION/bin/cargo-generate-rpm

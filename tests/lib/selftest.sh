@@ -5,7 +5,7 @@
 PROJECT=$SUITE_TMP/project
 mkdir -p "$PROJECT/tests/suites" "$PROJECT/temporary"
 cp -r "$ROOT/tests/run" "$ROOT/tests/lib" "$PROJECT/tests/"
-sed -i -e '/^SUITES=(/,/)$/c\SUITES=(good bad hangs leaves nothing named meets met builds built)' \
+sed -i -e '/^SUITES=(/,/)$/c\SUITES=(good bad hangs leaves nothing named meets met builds built lost)' \
   -e 's/^CORE_SUITES=(.*/CORE_SUITES=(good)/' "$PROJECT/tests/run"
 
 # little_suite NAME LIMIT: creates a suite whose body is read from standard input.
@@ -54,6 +54,11 @@ rmdir "$RUN_TMP/building"
 exit 0
 S
 done
+little_suite lost 30 <<'S'
+mkdir "$RUN_TMP/lost.counts.new"
+case_of "its counts cannot be written" true
+exit 0
+S
 little_suite hangs 3 <<'S'
 case_of "before" true
 setsid sleep 4242 &
@@ -124,9 +129,11 @@ all_suites_are_run() {
   sed -i 's/^SUITES=(.*/SUITES=(good bad)/' "$PROJECT/tests/run"
   run_says 1 "42 passed, 1 failed" --all
   grep -q '^suite 2 of 2: bad' "$SUITE_TMP/little" || wrong "no progress is shown"
-  sed -i 's/^SUITES=(.*/SUITES=(good bad hangs leaves nothing named meets met builds built)/' \
+  sed -i 's/^SUITES=(.*/SUITES=(good bad hangs leaves nothing named meets met builds built lost)/' \
     "$PROJECT/tests/run"
 }
+lost_results_fail() { run_says 1 "0 passed, 1 failed" lost; }
+a_suite_runs_once() { run_says 0 "41 passed, 0 failed" good good; }
 two_at_a_time() { run_says 0 "2 passed, 0 failed" meets met; }
 one_builds_at_a_time() { run_says 0 "43 passed, 0 failed" builds built good; }
 unknown_names_are_refused() {
@@ -171,6 +178,8 @@ case_of "runner: processes and mounts left by a suite are put away" puts_away_wh
 case_of "runner: a program of another name is run as bkfs" program_of_another_name
 case_of "runner: without a name the core is run" core_is_the_default
 case_of "runner: --all runs every suite" all_suites_are_run
+case_of "runner: a suite whose results are lost fails the run" lost_results_fail
+case_of "runner: a suite that is named twice runs once" a_suite_runs_once
 case_of "runner: two suites run at a time" two_at_a_time
 case_of "runner: two suites that build run in turn" one_builds_at_a_time
 case_of "runner: an unknown suite is refused" unknown_names_are_refused

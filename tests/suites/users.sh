@@ -28,7 +28,7 @@ user_machine() { machine "$1" && chown -R "$USER_ID:$GROUP_ID" "$MACHINE"; }
 
 HOME_OF_USER=$SUITE_TMP/user
 mkdir "$HOME_OF_USER" && chown "$USER_ID:$GROUP_ID" "$HOME_OF_USER"
-URL=$HOME_OF_USER/bucket MNT=$HOME_OF_USER/mount
+URL=$HOME_OF_USER/bucket MNT=$HOME_OF_USER/mount FILES=$SUITE_TMP/files
 at_end "! is_mounted '$MNT' || umount -i -l '$MNT'"
 user_mount() { exits 0 user_bkfs mount "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache" "$@"; }
 
@@ -39,7 +39,9 @@ a_users_own() {
   [ "$(stat -c %u "/proc/$(daemon_of "$MNT")/environ")" = 0 ] || wrong "the daemon can be dumped"
   findmnt -n -o OPTIONS "$MNT" | grep -q nosuid ||
     wrong "mounted with $(findmnt -n -o OPTIONS "$MNT")"
-  as_user cp -r "$ROOT/src/volume" "$MNT/volume"
+  # The source tree may lie where the user cannot look.
+  cp -r "$ROOT/src/volume" "$FILES"
+  as_user cp -r "$FILES" "$MNT/volume"
   as_user sh -c \
     "umask 077; echo private >'$MNT/private'; mkdir '$MNT/directory'
     ln -s private '$MNT/link'; chmod 751 '$MNT/directory'"
@@ -51,13 +53,13 @@ a_users_own() {
   not_mounted "$MNT"
   user_machine elsewhere
   user_mount
-  as_user diff -r "$ROOT/src/volume" "$MNT/volume"
-  as_user diff -r "$ROOT/src/volume" "$MNT/.snapshots/own/volume"
+  as_user diff -r "$FILES" "$MNT/volume"
+  as_user diff -r "$FILES" "$MNT/.snapshots/own/volume"
   [ "$(as_user cat "$MNT/link")" = private ]
   [ "$(as_user stat -c '%U %a' "$MNT/directory")" = "nobody 751" ]
   exits 0 user_bkfs umount "$MNT"
   exits 0 user_bkfs restore "$URL" own:/volume "$HOME_OF_USER/restored"
-  as_user diff -r "$ROOT/src/volume" "$HOME_OF_USER/restored"
+  as_user diff -r "$FILES" "$HOME_OF_USER/restored"
 }
 others_are_kept_out() {
   user_mount

@@ -164,14 +164,13 @@ unreachable() {
     -o timeout=10 -- 'reach|connect|refused' "127.0.0.1:$port|$BKFS_TEST_BUCKET"
   [ $((SECONDS - began)) -lt 60 ] || wrong "took $((SECONDS - began)) s with timeout=10"
 }
-# no_server ENDPOINT CAUSE COMMAND…: the command gives up within 10 s, which a busy machine may
-# stretch a little, and names the cause. The deadline for a store that has answered before does not
-# apply.
+# no_server ENDPOINT CAUSE COMMAND…: the command ends within 10 s and names the cause. The deadline
+# for a store that has answered before does not apply.
 no_server() {
   local endpoint=$1 cause=$2 began=$SECONDS
   shift 2
   AWS_ENDPOINT_URL=$endpoint refused 1 "$@" -- "$cause" "${endpoint#*://}" '--wait'
-  [ $((SECONDS - began)) -le 15 ] || wrong "took $((SECONDS - began)) s"
+  [ $((SECONDS - began)) -le 10 ] || wrong "took $((SECONDS - began)) s"
 }
 never_reached() {
   local port url=s3://$BKFS_TEST_BUCKET/repo

@@ -169,7 +169,7 @@ impl Scan<'_> {
         let listed = bucket.range(owner.prefix().to_owned()..);
         let listed = listed.map(|(key, _)| key);
         let listed = listed.take_while(|key| key.starts_with(owner.prefix()));
-        let read = |key: String| async move { self.journal(&key).await };
+        let read = |_, key: String| async move { self.journal(&key).await };
         let found = owner.search(listed, read).await?;
         let mut judged = Judged::new(&owner, id, session);
         for (number, entry) in found {

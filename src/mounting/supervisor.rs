@@ -107,8 +107,8 @@ impl MountSupervisor {
     ///
     /// # Errors
     /// The volume belongs to another session by now, the store or the disk of the spool does not
-    /// answer, or acknowledged
-    /// data is missing. The mount is then unchanged.
+    /// answer, or acknowledged data is missing. What the mount shows is then unchanged, and the call
+    /// can be repeated.
     pub(super) async fn acknowledge(&self) -> Result<(Losses, SpoolNews), MountingError> {
         let mut slot = self.writer.lock().await;
         let (Some(failed), Some(writer)) = (self.current.volume(), slot.as_mut()) else {
@@ -129,16 +129,7 @@ impl MountSupervisor {
         writer.abandon_spool().await?;
         let mut news = SpoolNews::default();
         let (brought, known) = self.writing.bring_spools(ACCEPTS_LOSS, &mut news).await?;
-        let holder = self.writing.holder.clone();
-        let open = writer
-            .open
-            .succeed(
-                holder,
-                self.writing.repository.environment.processes.as_ref(),
-                known,
-                ACCEPTS_LOSS,
-            )
-            .await?;
+        let open = writer.succeed(&self.writing, known, ACCEPTS_LOSS).await?;
         spooling::discard(brought, &open, &self.writing, ACCEPTS_LOSS, &mut news).await;
         self.add_news(news.clone());
         // The kernel still has the inode numbers of lost files.

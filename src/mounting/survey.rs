@@ -16,13 +16,15 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bkfs_chunker::ingest::NamedPack;
+use bkfs_chunker::pack::PackName;
 use bkfs_chunker::spool::{LeftObject, Leftover, SpoolError};
 use futures::{StreamExt, TryStreamExt};
 
 use crate::mounting::error::SpoolingError;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
-use crate::root::journal::JournalSummary;
+use crate::root::journal::{JournalEntry, JournalSummary};
 use crate::root::kept::{Covered, journal_number};
 
 /// Packs read at the same time, each in memory as a whole.
@@ -119,7 +121,7 @@ impl fmt::Display for Damage {
 /// A journal that is kept in the spool.
 struct KeptJournal<'a> {
     object: &'a LeftObject,
-    /// What it says, or why it cannot be read.
+    /// Its operations, or why it cannot be read.
     read: Result<JournalSummary, String>,
 }
 
@@ -140,13 +142,15 @@ pub(super) async fn survey<'a>(
     progress: &SurveyProgress,
 ) -> Result<Survey<'a>, SpoolingError> {
     let named = left.named();
-    let journals = read_journals(left, named, handle, progress).await?;
+    let mut packs = NamedPacks::default();
+    let journals = read_journals(left, handle, covered, &mut packs, progress).await?;
     let whole = whole_packs(left, named, progress).await?;
     let judge = Judge {
         named,
         handle,
         covered,
         journals,
+        packs,
         whole,
     };
     let first = judge.first_damage().await?;
@@ -161,15 +165,51 @@ pub(super) async fn survey<'a>(
     })
 }
 
+/// The packs that journals name, and the lowest numbers of these journals. Successive journals name
+/// mostly the same packs, so that one list for each would grow with the square.
+#[derive(Default)]
+struct NamedPacks(HashMap<PackName, Needed>);
+
+struct Needed {
+    pack: NamedPack,
+    /// The first journal that names it.
+    by: u64,
+    /// The first one that commits do not cover.
+    by_uncovered: Option<u64>,
+}
+
+impl NamedPacks {
+    /// Adds those of a journal, and returns its operations.
+    fn add(&mut self, number: u64, entry: &JournalEntry, covered: Covered) -> JournalSummary {
+        let summary = entry.summary();
+        let uncovered = (summary.last > covered.operation).then_some(number);
+        for pack in entry.packs().own {
+            let needed = self.0.entry(pack.name).or_insert(Needed {
+                pack,
+                by: number,
+                by_uncovered: None,
+            });
+            needed.by = needed.by.min(number);
+            let both = needed
+                .by_uncovered
+                .zip(uncovered)
+                .map(|(one, other)| one.min(other));
+            needed.by_uncovered = both.or(needed.by_uncovered).or(uncovered);
+        }
+        summary
+    }
+}
+
 /// The journals by their numbers. Of several files with the same key a whole one counts.
 async fn read_journals<'a>(
-    left: &Leftover,
-    named: &'a [LeftObject],
+    left: &'a Leftover,
     handle: &RootHandle,
+    covered: Covered,
+    packs: &mut NamedPacks,
     progress: &SurveyProgress,
 ) -> Result<BTreeMap<u64, KeptJournal<'a>>, SpoolError> {
     let mut found: BTreeMap<u64, KeptJournal<'a>> = BTreeMap::new();
-    for object in named {
+    for object in left.named() {
         let Some(number) = journal_number(&object.key) else {
             continue;
         };
@@ -177,6 +217,7 @@ async fn read_journals<'a>(
         let read = match left.read(object).await? {
             Some(bytes) => handle
                 .read_kept(&object.key, &bytes)
+                .map(|entry| packs.add(number, &entry, covered))
                 .map_err(|error| format!("cannot be read ({error})")),
             None => Err("is damaged".to_owned()),
         };
@@ -218,6 +259,7 @@ struct Judge<'a, 'b> {
     handle: &'b RootHandle,
     covered: Covered,
     journals: BTreeMap<u64, KeptJournal<'a>>,
+    packs: NamedPacks,
     /// Whole files that are no journals, by key.
     whole: HashMap<&'a str, &'a LeftObject>,
 }
@@ -242,9 +284,8 @@ impl<'a> Judge<'a, '_> {
                 let next = journal.path();
                 return Ok(Some((*number, Damage::NoJournal { key, next })));
             }
-            let mut keys = read.packs.iter().map(|pack| pack.key());
-            if let Some(key) = keys.find(|key| absent.contains(key)) {
-                return Ok(Some((*number, self.lost_pack(key, journal))));
+            if let Some(key) = absent.get(number) {
+                return Ok(Some((*number, self.lost_pack(key.clone(), journal))));
             }
         }
         Ok(None)
@@ -316,24 +357,19 @@ impl<'a> Judge<'a, '_> {
         first <= self.covered.operation + 1
     }
 
-    /// The packs that uncovered journals need and that are neither whole here nor in the bucket.
-    async fn absent_packs(&self) -> Result<HashSet<String>, RootError> {
-        let read = self.journals.values().filter_map(|journal| {
-            let read = journal.read.as_ref().ok()?;
-            (read.last > self.covered.operation).then_some(read)
+    /// The packs that uncovered journals need and that are neither whole here nor in the bucket: of
+    /// each journal that is the first to name one, the key of one.
+    async fn absent_packs(&self) -> Result<BTreeMap<u64, String>, RootError> {
+        let wanted = self.packs.0.values().filter_map(|needed| {
+            let (key, by) = (needed.pack.key(), needed.by_uncovered?);
+            let is_here = self.whole.contains_key(key.as_str());
+            (!is_here).then_some((by, key, needed.pack.length))
         });
-        let mut wanted: HashMap<String, u64> = HashMap::new();
-        for pack in read.flat_map(|read| &read.packs) {
-            let key = pack.key();
-            if !self.whole.contains_key(key.as_str()) {
-                wanted.insert(key, pack.length);
-            }
-        }
-        let asked = wanted.into_iter().map(|(key, length)| async move {
+        let asked = wanted.map(|(by, key, length)| async move {
             let is_there = self.handle.length_of(&key).await? == Some(length);
-            Ok::<_, RootError>((!is_there).then_some(key))
+            Ok::<_, RootError>((!is_there).then_some((by, key)))
         });
-        let absent: Vec<Option<String>> = futures::stream::iter(asked.collect::<Vec<_>>())
+        let absent: Vec<_> = futures::stream::iter(asked.collect::<Vec<_>>())
             .buffer_unordered(ASKED_AT_ONCE)
             .try_collect()
             .await?;
@@ -360,12 +396,10 @@ impl<'a> Judge<'a, '_> {
     /// What is whole and comes before the journal of this number, or is needed by those that do.
     fn before(&self, end: u64) -> Vec<&'a LeftObject> {
         let sent = self.journals.range(..end);
-        let sent: Vec<_> = sent
-            .filter_map(|(_, journal)| Some((journal.object, journal.read.as_ref().ok()?)))
-            .collect();
-        let journals: HashSet<&LeftObject> = sent.iter().map(|(object, _)| *object).collect();
-        let needed = sent.iter().flat_map(|(_, read)| &read.packs);
-        let needed: HashSet<String> = needed.map(|pack| pack.key()).collect();
+        let readable = sent.filter(|(_, journal)| journal.read.is_ok());
+        let journals: HashSet<&LeftObject> = readable.map(|(_, journal)| journal.object).collect();
+        let needed = self.packs.0.values().filter(|needed| needed.by < end);
+        let needed: HashSet<String> = needed.map(|needed| needed.pack.key()).collect();
         let last = self
             .named
             .iter()

@@ -9,28 +9,31 @@ use std::sync::Arc;
 
 use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::ingest::NamedPack;
-use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::mounting::error::MountingError;
 use crate::root::carried::forget_carried;
-use crate::root::ended_sessions::UncoveredJournal;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
 use crate::root::journal::JournalWriter;
 use crate::root::record::Replayed;
 use crate::root::session::OpenSession;
 use crate::root::state::SessionId;
+use crate::root::uncovered::UncoveredJournal;
 use crate::volume::Volume;
 use crate::volume::operations::Operations;
 use crate::volume::rescue;
 
-/// The number of journals that are read ahead of the one that is carried out.
-const READ_AHEAD: usize = 4;
+/// The most journals that are read ahead of the one that is carried out.
+const AHEAD_MAX: usize = 16;
+
+/// The most bytes of journals that are read ahead, unless the next one alone has more.
+const AHEAD_BYTES: u64 = 16 << 20;
 
 /// Replays the acknowledged operations of the ended sessions of `open`, oldest session first, on a
 /// volume that has no users yet. Returns the sessions that the first commit takes out of the root.
-/// That commit must be made before any other change is accepted. The memory holds few journals at a
-/// time.
+/// That commit must be made before any other change is accepted. The memory holds at most about
+/// 32 MiB of journals at a time, and one that is larger.
 ///
 /// Cancel safety: dropped, it leaves the journals in the bucket for the next takeover. The volume
 /// then must not be used.
@@ -44,26 +47,11 @@ pub async fn replay(
     open: &OpenSession,
 ) -> Result<Vec<Replayed>, MountingError> {
     take_packs(volume, open).await?;
-    let volume_name = open.volume().unwrap_or_default().to_owned();
     let mut replay = volume.replay();
     for ended_session in open.ended_sessions() {
         let journals = &ended_session.journals;
-        let mut unread = journals.iter();
-        let mut ahead = VecDeque::new();
-        loop {
-            let free = READ_AHEAD - ahead.len();
-            ahead.extend(unread.by_ref().take(free).map(|journal| {
-                ReadAhead(tokio::spawn(operations_of(
-                    handle.clone(),
-                    open.id(),
-                    volume_name.clone(),
-                    journal.clone(),
-                )))
-            }));
-            let Some(mut next) = ahead.pop_front() else {
-                break;
-            };
-            let operations = next.done().await?;
+        let mut ahead = ReadAhead::new(handle, open, journals);
+        while let Some(operations) = ahead.next().await? {
             replay.carry_out(&operations).await?;
         }
         if let Some(last) = journals.last() {
@@ -83,24 +71,58 @@ pub async fn replay(
     Ok(replayed.collect())
 }
 
-/// A journal that is being read, while others are carried out. A request that waited for them would
-/// time out. Dropped, it ends the read.
-struct ReadAhead(JoinHandle<Result<Operations, RootError>>);
+/// Journals of an ended session that are read while others are carried out. Each is read by a task:
+/// a request that waited for the journals before it would time out. Dropped, it ends the reads.
+struct ReadAhead<'a> {
+    handle: &'a RootHandle,
+    /// The session that holds the volume.
+    session: SessionId,
+    volume: &'a str,
+    unread: &'a [UncoveredJournal],
+    /// What is being read, with the length of its object.
+    reading: VecDeque<(u64, Reading)>,
+}
 
-impl ReadAhead {
-    async fn done(&mut self) -> Result<Operations, RootError> {
-        match (&mut self.0).await {
-            Ok(operations) => operations,
+type Reading = AbortOnDropHandle<Result<Operations, RootError>>;
+
+impl<'a> ReadAhead<'a> {
+    fn new(handle: &'a RootHandle, open: &'a OpenSession, unread: &'a [UncoveredJournal]) -> Self {
+        Self {
+            handle,
+            session: open.id(),
+            volume: open.volume().unwrap_or_default(),
+            unread,
+            reading: VecDeque::new(),
+        }
+    }
+
+    /// Returns the operations of the next journal; none after the last one.
+    async fn next(&mut self) -> Result<Option<Operations>, RootError> {
+        self.begin_reads();
+        let Some((_, reading)) = self.reading.pop_front() else {
+            return Ok(None);
+        };
+        match reading.await {
+            Ok(operations) => operations.map(Some),
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
             // The runtime ends, and this task with it.
             Err(_) => std::future::pending().await,
         }
     }
-}
 
-impl Drop for ReadAhead {
-    fn drop(&mut self) {
-        self.0.abort();
+    fn begin_reads(&mut self) {
+        while let Some((journal, rest)) = self.unread.split_first() {
+            let bytes: u64 = self.reading.iter().map(|(length, _)| length).sum();
+            let is_room = bytes + journal.length <= AHEAD_BYTES || self.reading.is_empty();
+            if !is_room || self.reading.len() >= AHEAD_MAX {
+                return;
+            }
+            let (handle, volume) = (self.handle.clone(), self.volume.to_owned());
+            let read = operations_of(handle, self.session, volume, journal.clone());
+            let reading = AbortOnDropHandle::new(tokio::spawn(read));
+            self.reading.push_back((journal.length, reading));
+            self.unread = rest;
+        }
     }
 }
 
@@ -111,20 +133,16 @@ async fn operations_of(
     volume: String,
     journal: UncoveredJournal,
 ) -> Result<Operations, RootError> {
-    let entry = handle.read_uncovered(&journal, session, &volume).await?;
-    Operations::decode(&entry.operations).map_err(|reason| RootError::damaged(&journal.key, reason))
+    let operations = handle.read_uncovered(&journal, session, &volume).await?;
+    Operations::decode(&operations).map_err(|reason| RootError::damaged(&journal.key, reason))
 }
 
 /// Makes the packs in the ended sessions' journals this session's own, as far as rule 3 permits:
 /// blobs of packs that a collection has condemned since are stored again.
 async fn take_packs(volume: &Volume, open: &OpenSession) -> Result<(), MountingError> {
-    let journals = open
-        .ended_sessions()
-        .iter()
-        .flat_map(|ended_session| &ended_session.journals);
-    let mut own: Vec<NamedPack> = journals
-        .flat_map(|journal| journal.summary.packs.iter().copied())
-        .collect();
+    let ended_sessions = open.ended_sessions().iter();
+    let packs = ended_sessions.flat_map(|ended_session| &ended_session.packs);
+    let mut own: Vec<NamedPack> = packs.copied().collect();
     own.sort_unstable_by_key(|pack| pack.name);
     own.dedup_by_key(|pack| pack.name);
     Ok(rescue::take(volume.ingest(), own).await?)

@@ -10,6 +10,7 @@ use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::spool::Spool;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::mounting::base::BaseRaiser;
 use crate::mounting::ending::{Deadline, KEEPING, LEAVING, keep_ahead, name_lost};
@@ -49,6 +50,9 @@ const CLAIMING: Duration = Duration::from_secs(5);
 /// A writing session.
 pub(super) struct Writer {
     pub(super) open: OpenSession,
+    /// The last session that succeeded this one and did not begin to write. It may still hold the
+    /// volume.
+    successor: Option<SessionId>,
     tasks: Tasks,
 }
 
@@ -61,16 +65,7 @@ struct Tasks {
     journaler: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     journals: Arc<JournalWriter>,
     spool: Option<Arc<Spool>>,
-    _background: [Ended; 2],
-}
-
-/// A task that is aborted when its owner is dropped.
-struct Ended(JoinHandle<()>);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+    _background: [AbortOnDropHandle<()>; 2],
 }
 
 impl Writing {
@@ -194,7 +189,15 @@ impl Writing {
                     tracing::debug!("an empty spool is left to the next mount: {error}");
                 }
                 name_recovery_bases(&self.repository.handle.current().root);
-                Ok((live, Writer { open, tasks }))
+                let successor = None;
+                Ok((
+                    live,
+                    Writer {
+                        open,
+                        successor,
+                        tasks,
+                    },
+                ))
             }
             Err(error) => {
                 if let Err(left) = open.end().await {
@@ -277,12 +280,16 @@ impl Writing {
     }
 
     /// Reports in the background the operations that this machine sent and no commit covers.
-    fn tell_uncarried(&self, accepts_loss: bool) -> Ended {
+    fn tell_uncarried(&self, accepts_loss: bool) -> AbortOnDropHandle<()> {
         let (handle, content_store) = (&self.repository.handle, &self.repository.content_store);
         let told = takeover::tell_uncarried(handle.clone(), content_store.clone(), accepts_loss);
-        Ended(tokio::spawn(told))
+        AbortOnDropHandle::new(tokio::spawn(told))
     }
 
+    /// Makes the volume, carries out what ended sessions acknowledged, and starts the tasks.
+    ///
+    /// Cancel safety: dropped, or after an error, it leaves no task. A replacement of the root may
+    /// be on its way, which the handle settles before its next change.
     async fn begin(
         &self,
         open: &OpenSession,
@@ -311,10 +318,10 @@ impl Writing {
         let base = BaseRaiser::new(repository, open, &volume);
         let (stop, stopped) = oneshot::channel();
         let committer = CommitTask::new(committer, requests);
-        let committer = tokio::spawn(committer.run(async {
+        let committer = AbortOnDropHandle::new(tokio::spawn(committer.run(async {
             // A sender that is dropped means the same.
             let _ = stopped.await;
-        }));
+        })));
         if let Err(error) = first_commit(handle, &volume, open, is_new).await {
             committer.abort();
             let _ = committer.await;
@@ -333,11 +340,11 @@ impl Writing {
         let tasks = Tasks {
             volume,
             stop: Some(stop),
-            committer,
+            committer: committer.detach(),
             journaler: journaler.map(|journaler| start(journaler.locally(self.is_local))),
             journals,
             spool,
-            _background: [told, Ended(tokio::spawn(base.run()))],
+            _background: [told, AbortOnDropHandle::new(tokio::spawn(base.run()))],
         };
         Ok((live, tasks))
     }
@@ -407,6 +414,26 @@ impl Writer {
         })
     }
 
+    /// Lets a new session of the same mount take the volume over: see [`OpenSession::succeed`].
+    ///
+    /// # Errors
+    /// [`MountingError::Root`], as there.
+    pub(super) async fn succeed(
+        &mut self,
+        writing: &Writing,
+        known: KnownSpools,
+        accepts_loss: bool,
+    ) -> Result<OpenSession, MountingError> {
+        let holder = writing.holder.clone();
+        let processes = writing.repository.environment.processes.as_ref();
+        let succeeded = self
+            .open
+            .succeed(self.successor, holder, processes, known, accepts_loss);
+        let open = succeeded.await?;
+        self.successor = Some(open.id());
+        Ok(open)
+    }
+
     /// Ends a writer whose session was succeeded: its volume refuses every change.
     pub(super) fn retire(self) {
         self.tasks.volume.freeze(false);
@@ -421,7 +448,9 @@ impl Writer {
     /// [`MountingError::Volume`] if accepted data is not in the bucket; [`MountingError::Root`] if
     /// the session could not be ended.
     pub(super) async fn finish(self, deadline: &Deadline) -> Result<(), MountingError> {
-        let Writer { open, mut tasks } = self;
+        let Writer {
+            open, mut tasks, ..
+        } = self;
         tasks.volume.freeze(false);
         let committed = match tasks.commit(deadline).await {
             Ok(committed) => Ok(committed),

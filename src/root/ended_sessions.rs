@@ -15,25 +15,21 @@
 use super::error::RootError;
 use super::gap::Gap;
 use super::handle::RootHandle;
-use super::journal::{JournalEntry, prefix};
-use super::journal_entry::JournalSummary;
+use super::journal::prefix;
 use super::listing::{JournalListing, journal_key, journal_number};
 use super::patient_reads::PatientReads;
 use super::sent::Sent;
 use super::state::{Root, Session, SessionId};
+use super::uncovered::{Known, UncoveredJournal};
 use super::view::RootView;
-use bkfs_chunker::crypto::{Class, Keyring};
+use bkfs_chunker::crypto::Keyring;
+use bkfs_chunker::ingest::NamedPack;
 use bkfs_store::{Operation, Store, StoreErrorKind};
-use bytes::Bytes;
-use futures::future::join_all;
-use parking_lot::Mutex;
+use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The largest number of journals that are read concurrently.
-const READ_AT_ONCE: usize = 4;
-
-/// How often a journal is read that differs from what was read before: an answer may arrive damaged.
-const READS_MAX: usize = 3;
+const READ_AT_ONCE: usize = 16;
 
 /// The number of journals below and above a known one that are read by name, listed or not.
 const REACH: u64 = 2;
@@ -53,6 +49,8 @@ pub struct EndedSession {
     pub session: SessionId,
     /// Journals with uncovered operations, in order and without a gap.
     pub journals: Vec<UncoveredJournal>,
+    /// The packs that these journals name and that no root listed when they were written.
+    pub packs: Vec<NamedPack>,
     /// Keys of its journals that are replayed or covered.
     pub keys: Vec<String>,
     /// Keys of its journals behind a gap: operations before theirs are missing.
@@ -60,21 +58,6 @@ pub struct EndedSession {
     /// The missing operations, if any.
     pub gap: Option<Gap>,
 }
-
-/// A journal that was read. Its operations are read again when they are carried out
-/// ([`RootHandle::read_uncovered`]): those of all journals of a session may exceed the memory.
-#[derive(Clone, Debug)]
-pub struct UncoveredJournal {
-    /// The key of its object.
-    pub key: String,
-    /// What it carries.
-    pub summary: JournalSummary,
-    /// The hash of its object.
-    digest: blake3::Hash,
-}
-
-/// Journals that were read, by key. The contents under a key never change.
-pub(super) type Known = Mutex<BTreeMap<String, UncoveredJournal>>;
 
 /// A session of a volume, and what is known about its journals without reading them.
 pub(crate) struct Owner<'a> {
@@ -122,7 +105,7 @@ impl<'a> Owner<'a> {
     }
 
     /// Returns the journals of this session that no commit is known to cover, by number, as far as
-    /// `read` finds them.
+    /// `read` finds them by number and key.
     ///
     /// Reads the journals that the list `listed` shows, the first ones after the last covered one,
     /// the last one that this machine remembers, and those with numbers near a journal that was
@@ -134,7 +117,7 @@ impl<'a> Owner<'a> {
     pub(crate) async fn search<T, R>(
         &self,
         listed: impl IntoIterator<Item = &String>,
-        read: impl Fn(String) -> R,
+        read: impl Fn(u64, String) -> R,
     ) -> Result<BTreeMap<u64, T>, RootError>
     where
         R: Future<Output = Result<Option<T>, RootError>>,
@@ -151,16 +134,17 @@ impl<'a> Owner<'a> {
         while !wanted.is_empty() {
             let round: Vec<u64> = std::mem::take(&mut wanted).into_iter().collect();
             asked.extend(round.iter().copied());
-            for numbers in round.chunks(READ_AT_ONCE) {
-                let reads = numbers.iter().map(|number| read(self.key(*number)));
-                for (number, entry) in numbers.iter().zip(join_all(reads).await) {
-                    let Some(entry) = entry? else { continue };
-                    found.insert(*number, entry);
-                    let (below, above) =
-                        (number.saturating_sub(REACH), number.saturating_add(REACH));
-                    let near = below.max(first)..=above;
-                    wanted.extend(near.filter(|number| !asked.contains(number)));
-                }
+            let reads = round.into_iter().map(|number| {
+                let read = read(number, self.key(number));
+                async move { Ok::<_, RootError>((number, read.await?)) }
+            });
+            let mut reads = stream::iter(reads).buffered(READ_AT_ONCE);
+            while let Some((number, entry)) = reads.try_next().await? {
+                let Some(entry) = entry else { continue };
+                found.insert(number, entry);
+                let (below, above) = (number.saturating_sub(REACH), number.saturating_add(REACH));
+                let near = below.max(first)..=above;
+                wanted.extend(near.filter(|number| !asked.contains(number)));
             }
             if wanted.is_empty() && found.len() > looked {
                 looked = found.len();
@@ -249,6 +233,7 @@ impl<'a> Owner<'a> {
         &self,
         mut found: BTreeMap<u64, UncoveredJournal>,
         done: Vec<String>,
+        known: &Known,
     ) -> EndedSession {
         let Chain {
             after,
@@ -266,8 +251,11 @@ impl<'a> Owner<'a> {
             last = last.max(summary.last);
             is_open
         });
+        let ends = found.first_key_value().zip(found.last_key_value());
+        let numbers = ends.map(|((first, _), (last, _))| *first..=*last);
         EndedSession {
             session: self.id,
+            packs: numbers.map_or_else(Vec::new, |numbers| known.packs(self.id, numbers)),
             journals: found.into_values().collect(),
             keys,
             behind: behind.iter().map(|number| self.key(*number)).collect(),
@@ -307,7 +295,7 @@ pub(super) async fn ended_sessions(
         };
         let owner = owner(handle, id, session).await;
         let (found, done) = find(handle, &owner, &known).await?;
-        ended_sessions.push(owner.ended_session(found, done));
+        ended_sessions.push(owner.ended_session(found, done, &known));
     }
     Ok(ended_sessions)
 }
@@ -337,10 +325,7 @@ pub(super) async fn require_whole(handle: &RootHandle, volume: &str) -> Result<K
                 found => found?,
             };
             gaps.extend(owner.gap_in(&found));
-            let read = found.into_values();
-            known
-                .lock()
-                .extend(read.map(|journal| (journal.key.clone(), journal)));
+            known.keep(found.into_values());
         }
         if gaps.is_empty() {
             return Ok(known);
@@ -381,33 +366,12 @@ async fn find(
 ) -> Result<(BTreeMap<u64, UncoveredJournal>, Vec<String>), RootError> {
     let store = PatientReads::of(handle);
     let listed = JournalListing::read(&store, owner.prefix(), owner.first()).await?;
-    let found = owner
-        .search(&listed.uncovered, |key| read(handle, key, known))
-        .await?;
-    Ok((found, listed.covered))
-}
-
-/// Returns a journal without its operations; none if it is absent.
-async fn read(
-    handle: &RootHandle,
-    key: String,
-    known: &Known,
-) -> Result<Option<UncoveredJournal>, RootError> {
-    let journal = known.lock().remove(&key);
-    if journal.is_some() {
-        return Ok(journal);
-    }
-    let object = match PatientReads::of(handle).get(&key).await {
-        // The writer deletes journals that a commit covers, and may do so late.
-        Err(error) if error.is_not_found() => return Ok(None),
-        object => object?.0,
+    let read = |number, key: String| {
+        let length = listed.uncovered.get(&key).copied();
+        known.read(handle, (owner.id, number), key, length)
     };
-    let summary = open(handle, &key, &object)?.summary();
-    Ok(Some(UncoveredJournal {
-        key,
-        summary,
-        digest: blake3::hash(&object),
-    }))
+    let found = owner.search(listed.uncovered.keys(), read).await?;
+    Ok((found, listed.covered))
 }
 
 /// Accepts the loss of the missing operations: moves the journals behind the gap below `damaged/`,
@@ -478,59 +442,7 @@ pub(crate) async fn set_aside(store: &dyn Store, keys: &[String]) -> Result<(), 
     Ok(())
 }
 
-/// Opens a journal object.
-///
-/// # Errors
-/// [`RootError::Unopenable`] or [`RootError::Damaged`] if it is unreadable.
-pub(super) fn open(
-    handle: &RootHandle,
-    key: &str,
-    object: &Bytes,
-) -> Result<JournalEntry, RootError> {
-    let payload = handle
-        .keyring()
-        .open_object(Class::Journal, key, object)
-        .map_err(|source| RootError::Unopenable {
-            key: key.to_owned(),
-            source,
-        })?;
-    JournalEntry::decode(&payload).map_err(|reason| RootError::damaged(key, reason))
-}
-
 impl RootHandle {
-    /// Reads a journal of an ended session of `volume` again, with its operations. `session` holds
-    /// the volume.
-    ///
-    /// # Errors
-    /// [`RootError::Refused`] if the journal is gone because another session holds the volume now;
-    /// [`RootError::Damaged`] if it is another one than before, also when it is read again;
-    /// [`RootError::Store`] if it is gone all the same, or the store fails; the errors of
-    /// [`RootHandle::refresh`].
-    pub async fn read_uncovered(
-        &self,
-        journal: &UncoveredJournal,
-        session: SessionId,
-        volume: &str,
-    ) -> Result<JournalEntry, RootError> {
-        let key = &journal.key;
-        let mut error = RootError::damaged(key, "it is not the journal that was there before");
-        for _ in 0..READS_MAX {
-            match PatientReads::of(self).get(key).await {
-                Ok((object, _)) if blake3::hash(&object) == journal.digest => {
-                    return open(self, key, &object);
-                }
-                Ok(_) => continue,
-                Err(absent) if absent.is_not_found() => error = absent.into(),
-                Err(failed) => return Err(failed.into()),
-            }
-            break;
-        }
-        // A session that takes the volume over carries the journals out, and deletes them.
-        let now = self.refresh().await?;
-        now.root.require_holder(session, volume)?;
-        Err(error)
-    }
-
     /// Deletes journals of sessions that have left the root, as far as the store permits, and this
     /// machine's notes about these sessions.
     ///

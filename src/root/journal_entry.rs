@@ -39,15 +39,13 @@ pub struct JournalEntry {
     pub recovery_base: Option<Id>,
 }
 
-/// A journal without its operations: the fields that a replay needs first.
-#[derive(Clone, Debug, Eq, PartialEq)]
+/// The operations that a journal carries, by number.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct JournalSummary {
     /// The first operation in it.
     pub first: u64,
     /// The last operation in it, inclusive.
     pub last: u64,
-    /// Packs that it names and that no root listed when it was written.
-    pub packs: Vec<NamedPack>,
 }
 
 #[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
@@ -94,12 +92,11 @@ impl JournalEntry {
         }
     }
 
-    /// Returns its fields without the operations.
+    /// Returns the numbers of its operations.
     pub fn summary(&self) -> JournalSummary {
         JournalSummary {
             first: self.first,
             last: self.last,
-            packs: self.packs().own,
         }
     }
 

@@ -6,12 +6,12 @@
 use bkfs_store::{Operation, StoreErrorKind};
 use bytes::Bytes;
 
-use super::ended_sessions::open;
 use super::error::RootError;
 use super::handle::RootHandle;
-use super::journal_entry::JournalSummary;
+use super::journal_entry::{JournalEntry, JournalSummary};
 use super::retry;
 use super::state::Session;
+use super::uncovered::open;
 
 /// How far commits cover a session.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -44,11 +44,11 @@ impl RootHandle {
     ///
     /// # Errors
     /// [`RootError::Unopenable`] or [`RootError::Damaged`] if it is no journal of this repository.
-    pub fn read_kept(&self, key: &str, object: &Bytes) -> Result<JournalSummary, RootError> {
-        Ok(open(self, key, object)?.summary())
+    pub fn read_kept(&self, key: &str, object: &Bytes) -> Result<JournalEntry, RootError> {
+        open(self, key, object)
     }
 
-    /// Returns the journal `key` of the bucket; `None` if it is absent or cannot be read.
+    /// Returns the operations that the journal `key` of the bucket carries; `None` if it is absent or cannot be read.
     ///
     /// # Errors
     /// Store errors.
@@ -58,7 +58,10 @@ impl RootHandle {
             self.store().get(key)
         });
         match asked.await {
-            Ok((bytes, _)) => Ok(self.read_kept(key, &bytes).ok()),
+            Ok((bytes, _)) => Ok(self
+                .read_kept(key, &bytes)
+                .ok()
+                .map(|entry| entry.summary())),
             Err(error) if error.kind() == StoreErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),
         }

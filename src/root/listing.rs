@@ -144,8 +144,8 @@ pub(super) fn journal_number(prefix: &str, key: &str) -> Option<u64> {
 /// The journals of one session, as a list of the bucket shows them.
 #[derive(Debug, Default)]
 pub(super) struct JournalListing {
-    /// The keys of journals that no commit covers.
-    pub(super) uncovered: Vec<String>,
+    /// The keys of journals that no commit covers, with the lengths of their objects in bytes.
+    pub(super) uncovered: BTreeMap<String, u64>,
     /// The keys of covered journals, one page at the most.
     pub(super) covered: Vec<String>,
 }
@@ -178,7 +178,9 @@ impl JournalListing {
         while let Some(page) = pages.next(store).await? {
             for info in page {
                 match journal_number(prefix, &info.key) {
-                    Some(number) if number >= first => found.uncovered.push(info.key),
+                    Some(number) if number >= first => {
+                        found.uncovered.insert(info.key, info.size);
+                    }
                     Some(_) if found.covered.len() < PAGE_KEYS => found.covered.push(info.key),
                     Some(_) => {}
                     None => passed += 1,
@@ -328,7 +330,7 @@ mod tests {
         let journals = |most| JournalListing::read_at_most(&store, PREFIX, 5_001, most);
         let found = journals(3).await.expect("it ends");
         let open = (5_001..=5_003).map(|number| journal_key(PREFIX, number));
-        assert_eq!(found.uncovered, open.collect::<Vec<_>>());
+        assert!(found.uncovered.keys().cloned().eq(open));
         assert_eq!(found.covered.len(), PAGE_KEYS);
         let pages = store.pages.load(Ordering::Relaxed);
         assert_eq!(pages, 2, "covered journals are listed");

@@ -110,6 +110,7 @@ pub mod slots;
 pub mod snapshots;
 pub mod state;
 pub mod transition;
+pub mod uncovered;
 pub(crate) mod unlock;
 pub mod uploads;
 pub mod view;

@@ -15,12 +15,12 @@ use std::future::Future;
 use bkfs_chunker::id::Id;
 use bytes::Bytes;
 
-use super::ended_sessions::open;
 use super::error::RootError;
 use super::handle::RootHandle;
 use super::journal::{JournalEntry, prefix};
 use super::record::CommitRecord;
 use super::state::{Root, SessionId};
+use super::uncovered::open;
 
 /// The largest number of commits that are followed back: about a week of a volume that is written
 /// all the time.

@@ -10,7 +10,7 @@
 //! compare-and-swap names the one holder that was judged, so no other session loses the volume. A
 //! wrong judgement costs the holder its mount, and never acknowledged data.
 
-use super::ended_sessions::{EndedSession, Known, accept_loss, ended_sessions, require_whole};
+use super::ended_sessions::{EndedSession, accept_loss, ended_sessions, require_whole};
 use super::entering::{Entering, Purpose};
 use super::error::RootError;
 use super::gap::Gap;
@@ -22,6 +22,7 @@ use super::request::{KnownSpools, VolumeRequest};
 use super::sent::Sent;
 use super::state::{HolderInfo, Root, SessionId, SessionState};
 use super::transition::Claim;
+use super::uncovered::Known;
 use async_trait::async_trait;
 
 /// The number of successive holders that are judged before the volume counts as held.
@@ -173,7 +174,8 @@ impl OpenSession {
 
     /// Lets a new session take the volume over from this one, which can store nothing more. The
     /// operations that this session acknowledged are then replayed. `accepts_loss` has the meaning
-    /// of [`VolumeRequest::accept_loss`].
+    /// of [`VolumeRequest::accept_loss`]. An earlier `successor` that still holds the volume, and did
+    /// not begin to write, is succeeded in the place of this session.
     ///
     /// Cancel safety: as of [`Self::open`]. This session may be ending in the root then.
     ///
@@ -185,6 +187,7 @@ impl OpenSession {
     /// - The other errors of [`Self::open`].
     pub async fn succeed(
         &self,
+        successor: Option<SessionId>,
         holder: HolderInfo,
         processes: &dyn Processes,
         spools: KnownSpools,
@@ -198,9 +201,15 @@ impl OpenSession {
             spools,
             ..Entering::new(handle, holder, processes)
         };
-        handle.refresh().await?;
+        let view = handle.refresh().await?;
+        let held_by = view
+            .root
+            .volumes
+            .get(&volume)
+            .and_then(|entry| entry.holder);
+        let former = held_by.filter(|held_by| Some(*held_by) == successor);
         let known = look_before(handle, &volume, accepts_loss).await?;
-        let claim = Claim::Succeed(self.id);
+        let claim = Claim::Succeed(former.unwrap_or(self.id));
         let base = entering.enter(Some((&volume, claim))).await?;
         let request = VolumeRequest {
             name: volume,

@@ -47,7 +47,7 @@ const JOURNAL_BYTES_MAX: usize = 32 * 1024 * 1024;
 const LAST_JOURNAL_BYTES_MAX: usize = WHOLE_OBJECT_BYTES_MAX as usize - (1 << 20);
 
 /// Number of journals after which a commit is requested that makes them superfluous. A new holder
-/// of the volume reads all of them into memory.
+/// of the volume reads all of them before it begins.
 const UNCOMMITTED_JOURNALS_MAX: u64 = 512;
 /// Number of bytes in journals after which such a commit is requested.
 const UNCOMMITTED_BYTES_MAX: u64 = 64 * 1024 * 1024;

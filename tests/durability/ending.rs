@@ -302,6 +302,11 @@ fn an_end_with_a_store_that_works_is_quick_and_leaves_nothing_behind() {
     });
 }
 
+async fn acknowledge(mount: &Mount) -> String {
+    let request = Bytes::from_static(br#"{"acknowledge":{}}"#);
+    mount.0.vfs.control().handle(request).await
+}
+
 /// A loss is acknowledged while the disk of the spool hangs. The mount would go on without what the
 /// spool alone holds.
 #[test]
@@ -318,17 +323,67 @@ fn a_loss_is_not_acknowledged_without_the_spool() {
         let volume = mount.0.volume().expect("writable").clone();
         volume.poison(VolumeError::Commit("a test".into()));
         world.faults.heal();
-        let acknowledge = || {
-            let request = Bytes::from_static(br#"{"acknowledge":{}}"#);
-            mount.0.vfs.control().handle(request)
-        };
-        let answer = tokio::time::timeout(seconds(60), acknowledge()).await;
+        let answer = tokio::time::timeout(seconds(60), acknowledge(&mount)).await;
         let answer = answer.expect("it waits for no disk");
         assert!(answer.contains("the disk does not answer"), "{answer}");
         assert_eq!(mount.read("in the spool").await, Some(b"closed".to_vec()));
         world.disk.let_go();
-        let answer = acknowledge().await;
+        let answer = acknowledge(&mount).await;
         assert!(!answer.contains("error"), "{answer}");
         assert_eq!(mount.read("in the spool").await, Some(b"closed".to_vec()));
     });
+}
+
+/// A new session of the mount has taken the volume over, and the store then takes neither its first
+/// commit nor its end.
+#[test]
+fn an_acknowledgement_that_failed_half_way_can_be_repeated() {
+    paused(async {
+        let world = World::new(seconds(20)).await;
+        let mount = world.mount().await;
+        let file = mount.write("by fsync", b"acknowledged").await;
+        mount.fsync(file).await.expect("acknowledged");
+        let volume = mount.0.volume().expect("writable").clone();
+        volume.poison(VolumeError::Commit("a test".into()));
+        let denied = Fault::FailBefore(StoreErrorKind::Denied);
+        let after_takeover = Strike::with(denied).on_writes().keys("root").nth(2);
+        world.faults.plan(after_takeover.always());
+        for _ in 0..2 {
+            let answer = acknowledge(&mount).await;
+            assert!(answer.contains("error"), "{answer}");
+        }
+        assert!(world.faults.struck() > 2, "the commit and the end");
+        world.faults.heal();
+        let answer = acknowledge(&mount).await;
+        assert!(!answer.contains("error"), "{answer}");
+        let expected = Some(b"acknowledged".to_vec());
+        assert_eq!(mount.read("by fsync").await, expected);
+        mount.put("afterwards", b"written").await;
+        end(mount, seconds(60)).await.expect("ended");
+        assert_eq!(world.mount().await.read("by fsync").await, expected);
+    });
+}
+
+/// The volume of a mount that failed to begin may belong to another mount by the time that the
+/// store takes a commit again.
+#[test]
+fn a_mount_that_failed_to_begin_commits_nothing_later() {
+    paused(async {
+        let world = World::new(seconds(20)).await;
+        let denied = Fault::FailBefore(StoreErrorKind::Denied);
+        let packs = Strike::with(denied).on_writes().keys("meta/");
+        world.faults.plan(packs.always());
+        let failed = world.try_assemble(false).await;
+        assert!(failed.is_err(), "no commit");
+        assert!(world.faults.struck() > 0, "it wrote no metadata");
+        let before = root_of(&world).await;
+        world.faults.heal();
+        tokio::time::sleep(seconds(600)).await;
+        assert_eq!(root_of(&world).await, before);
+    });
+}
+
+/// Returns the bytes of the root.
+async fn root_of(world: &World) -> Bytes {
+    world.faults.get("root").await.expect("there").0
 }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bkfs::mounting::error::MountingError;
 use bkfs::mounting::settings::Settings;
 use bkfs::mounting::spool_place::SpoolPlace;
 use bkfs::mounting::{Assembled, MountPlan};
@@ -85,6 +86,12 @@ impl World {
     }
 
     async fn assemble(&self, is_read_only: bool) -> Assembled {
+        self.try_assemble(is_read_only).await.expect("mounted")
+    }
+
+    /// # Errors
+    /// Those of [`MountPlan::assemble`].
+    pub async fn try_assemble(&self, is_read_only: bool) -> Result<Assembled, MountingError> {
         let opening = Opening {
             key: None,
             url: parse_url("/memory").expect("url"),
@@ -121,7 +128,7 @@ impl World {
             spool: (self.spool_bytes > 0).then_some(spool),
         };
         let handle = tokio::runtime::Handle::current();
-        plan.assemble(&handle).await.expect("mounted")
+        plan.assemble(&handle).await
     }
 
     /// Makes the store work again, and mounts once more on the same machine.

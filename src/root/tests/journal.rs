@@ -398,10 +398,13 @@ async fn a_journal_is_read_again_with_its_operations() {
         panic!("one was there");
     };
     for (journal, operation) in ended_session.journals.iter().zip(1..) {
-        let again = handle.read_uncovered(journal, taken.id(), "main").await;
-        assert_eq!(again.expect("read").operations, entry(operation).operations);
+        let kept = handle.read_uncovered(journal, taken.id(), "main").await;
+        assert_eq!(kept.expect("kept"), entry(operation).operations);
+        let journal = journal.forgetful();
+        let again = handle.read_uncovered(&journal, taken.id(), "main").await;
+        assert_eq!(again.expect("read"), entry(operation).operations);
     }
-    let journal = &ended_session.journals[0];
+    let journal = &ended_session.journals[0].forgetful();
     let (other, _) = store
         .get(&ended_session.journals[1].key)
         .await
@@ -418,12 +421,77 @@ async fn a_journal_that_a_later_holder_has_carried_out_is_not_damage() {
     let store = memory().await;
     let taken = taken_over(&store).await;
     let handle = process(store.clone(), 3).await;
-    let journal = &taken.ended_sessions()[0].journals[0];
+    let journal = &taken.ended_sessions()[0].journals[0].forgetful();
     store.delete(&journal.key).await.expect("deleted");
     let gone = handle.read_uncovered(journal, taken.id(), "main").await;
-    assert!(matches!(gone, Err(RootError::Store(_))), "{gone:?}");
+    assert!(matches!(gone, Err(RootError::Damaged { .. })), "{gone:?}");
     enter(&store, 4, "later").await.expect_err("1 is missing");
     enter_as(&store, 5, "later", true).await.expect("accepted");
     let gone = handle.read_uncovered(journal, taken.id(), "main").await;
     assert!(matches!(gone, Err(RootError::Refused(_))), "{gone:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_journal_whose_answer_arrives_damaged_is_read_again() {
+    let faults = Arc::new(FaultStore::new(memory().await));
+    let store: Arc<dyn Store> = faults.clone();
+    let session = enter(&store, 1, "a").await.expect("free");
+    let writer = writer(&store, &session).await;
+    write(&writer, entry(1)).await.expect("written");
+    let twice = || {
+        let flip = Strike::with(Fault::FlipBit(77)).on(Operation::Get);
+        faults.plan(flip.keys("journal/").times(2));
+    };
+    twice();
+    let taken = enter_as(&store, 2, "next", true).await.expect("taken");
+    assert_eq!(faults.struck(), 2);
+    let journal = taken.ended_sessions()[0].journals[0].forgetful();
+    let handle = process(store.clone(), 3).await;
+    twice();
+    let again = handle.read_uncovered(&journal, taken.id(), "main").await;
+    assert_eq!(again.expect("read"), entry(1).operations);
+    assert_eq!(faults.struck(), 4);
+}
+
+/// An entry that names these packs.
+fn naming(operation: u64, packs: std::ops::RangeInclusive<u32>) -> JournalEntry {
+    let packs = packs.map(|sequence| NamedPack {
+        name: PackName {
+            session: 1,
+            sequence,
+            random: 3,
+        },
+        is_metadata: false,
+        length: 4,
+    });
+    let packs = Delivered {
+        own: packs.collect(),
+        relied_on: Vec::new(),
+    };
+    JournalEntry::new(operation..=operation, packs, b"operations".to_vec())
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_packs_of_journals_are_known_once() {
+    let store = memory().await;
+    let session = enter(&store, 1, "a").await.expect("free");
+    let writer = writer(&store, &session).await;
+    for (operation, packs) in [(1, 1..=2), (2, 1..=3), (3, 2..=4)] {
+        let written = write(&writer, naming(operation, packs)).await;
+        written.expect("written");
+    }
+    let like = journals(&store).await.remove(0);
+    put(&store, &like, 5, &naming(5, 4..=9)).await;
+    let taken = enter_as(&store, 2, "next", true).await.expect("accepted");
+    let [ended_session] = taken.ended_sessions() else {
+        panic!("one was there");
+    };
+    assert_eq!(ended_session.journals.len(), 3);
+    let packs = ended_session.packs.iter();
+    let sequences: Vec<u32> = packs.map(|pack| pack.name.sequence).collect();
+    assert_eq!(
+        sequences,
+        [1, 2, 3, 4],
+        "no pack that only what is behind a gap names"
+    );
 }

@@ -199,7 +199,7 @@ async fn a_successor_accepts_a_loss_only_if_its_mount_does() {
         let known = KnownSpools::default();
         let next = writer
             .session
-            .succeed(holder("a"), &SystemProcesses, known, accepts);
+            .succeed(None, holder("a"), &SystemProcesses, known, accepts);
         let next = next.await;
         if accepts {
             let carried = ranges(&next.expect("accepted"));

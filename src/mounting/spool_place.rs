@@ -54,7 +54,7 @@ impl SpoolPlace {
     /// Makes the spool of a session; `None` if it may hold no bytes.
     ///
     /// # Errors
-    /// The disk fails, or another process holds the directory.
+    /// The disk fails, another process holds the directory, or files of another session are in it.
     pub(super) async fn create(&self, session: u64) -> Result<Option<Arc<Spool>>, SpoolingError> {
         if self.limit_bytes == 0 {
             return Ok(None);

@@ -27,8 +27,8 @@ pub enum SpoolError {
         /// The file.
         path: String,
     },
-    /// Another process holds the directory.
-    #[error("spool {path} belongs to another process")]
+    /// Another process holds the directory, or it has files that are not of a new spool.
+    #[error("spool {path} belongs to another process, or to an earlier session of this number")]
     Held {
         /// The directory.
         path: String,

@@ -12,6 +12,7 @@
 //!   ROOT/SESSION/NUMBER.KEY            one object each, in the order in which they came
 //!   ROOT/SESSION/new-NUMBER            one that is being written
 //!   ROOT/SESSION/incomplete-LAST       its snapshot has only what is numbered up to LAST
+//!   ROOT/SESSION/done                  as SESSION.done, where the directory kept its name
 //!   ROOT/SESSION.damaged               set aside: no mount brings it to the bucket
 //!   ROOT/SESSION.done                  all of it is in the bucket: what is left is removed
 //! ```

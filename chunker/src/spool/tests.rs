@@ -295,6 +295,21 @@ fn a_directory_that_another_left_is_not_taken() {
     });
 }
 
+/// A mount that looks for dead sessions holds a new directory for a while, and removes it.
+#[test]
+fn a_directory_that_another_holds_for_a_while_is_made_again() {
+    run(async {
+        let disk = SimulatedDisk::new();
+        let held = create(&disk, 1).await;
+        let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+        let made = tokio::spawn(async move { Spool::create(shared, Path::new(ROOT), 1, 1).await });
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(!made.is_finished(), "another holds the directory");
+        drop(held);
+        made.await.expect("no panic").expect("made");
+    });
+}
+
 #[test]
 fn two_never_share_one() {
     run(async {

@@ -102,7 +102,8 @@ pub trait Disk: Send + Sync + Debug + 'static {
     /// Creates a file if it is absent, and locks it; `None` if another process holds the lock.
     ///
     /// # Errors
-    /// The error of the disk, if the file can be neither opened nor created, or not be locked.
+    /// [`io::ErrorKind::NotFound`] if the file was removed before it was locked; the error of the
+    /// disk, if the file can be neither opened nor created, or not be locked.
     async fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>>;
 }
 
@@ -195,9 +196,15 @@ impl Disk for SystemDisk {
         blocking(move || {
             let mut options = OpenOptions::new();
             options.write(true).create(true).truncate(false).mode(0o600);
-            let file = options.open(path)?;
+            let file = options.open(&path)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => Ok(Some(Box::new(file) as DiskLock)),
+                Ok(()) => {
+                    let (locked, named) = (file.metadata()?, fs::metadata(&path)?);
+                    match (locked.dev(), locked.ino()) == (named.dev(), named.ino()) {
+                        true => Ok(Some(Box::new(file) as DiskLock)),
+                        false => Err(io::ErrorKind::NotFound.into()),
+                    }
+                }
                 Err(error) if error == Errno::WOULDBLOCK => Ok(None),
                 Err(error) => Err(error.into()),
             }

@@ -288,6 +288,7 @@ fn plan_root(
     plan: &mut RepairPlan,
 ) {
     let mut journals: BTreeSet<Left> = BTreeSet::new();
+    let mut unowned: BTreeMap<u64, u64> = BTreeMap::new();
     for key in findings.bucket.keys() {
         let layout::NamedObject::Journal {
             volume, session, ..
@@ -298,8 +299,17 @@ fn plan_root(
         let named = tips
             .keys()
             .find(|name| keyring.name_hash(name.as_bytes()) == volume);
-        journals.extend(named.map(|name| (name.clone(), session)));
+        match named {
+            Some(name) => drop(journals.insert((name.clone(), session))),
+            None => *unowned.entry(volume).or_default() += 1,
+        }
     }
+    plan.steps.extend(unowned.iter().map(|(volume, count)| {
+        format!(
+            "leave {count} journals below journal/{volume:016x}/ to bkfs gc: no commit names their \
+             volume, so the new root has no session that would carry them out"
+        )
+    }));
     for missed in rebuild::missed(&findings.learned.records, &journals, sent) {
         plan.steps.push(missed.to_string());
         // It stands in the root until the loss is accepted.

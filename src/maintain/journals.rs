@@ -26,6 +26,9 @@ use crate::root::journal::{JournalEntry, prefix};
 use crate::root::sent::{Sent, SentJournals};
 use crate::root::state::{Root, Session, SessionId};
 
+/// The number of journals that are read at the same time, each in memory as a whole.
+const READ_AT_ONCE: usize = 4;
+
 /// The result of one reading of a session's journals.
 #[derive(Debug, Default)]
 struct Look {
@@ -170,7 +173,7 @@ impl Scan<'_> {
         let listed = listed.map(|(key, _)| key);
         let listed = listed.take_while(|key| key.starts_with(owner.prefix()));
         let read = |_, key: String| async move { self.journal(&key).await };
-        let found = owner.search(listed, read).await?;
+        let found = owner.search(listed, READ_AT_ONCE, read).await?;
         let mut judged = Judged::new(&owner, id, session);
         for (number, entry) in found {
             let key = owner.key(number);

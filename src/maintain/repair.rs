@@ -279,14 +279,14 @@ fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Repai
     }
 }
 
-fn plan_root(
+/// Returns the sessions that left journals of volumes with a commit. Names the journals of others in
+/// the plan.
+fn owned_journals(
     findings: &Findings,
     tips: &BTreeMap<String, Id>,
     keyring: &Keyring,
-    options: &CheckOptions,
-    sent: &[(SessionId, Sent)],
     plan: &mut RepairPlan,
-) {
+) -> BTreeSet<Left> {
     let mut journals: BTreeSet<Left> = BTreeSet::new();
     let mut unowned: BTreeMap<u64, u64> = BTreeMap::new();
     for key in findings.bucket.keys() {
@@ -310,6 +310,18 @@ fn plan_root(
              volume, so the new root has no session that would carry them out"
         )
     }));
+    journals
+}
+
+fn plan_root(
+    findings: &Findings,
+    tips: &BTreeMap<String, Id>,
+    keyring: &Keyring,
+    options: &CheckOptions,
+    sent: &[(SessionId, Sent)],
+    plan: &mut RepairPlan,
+) {
+    let mut journals = owned_journals(findings, tips, keyring, plan);
     for missed in rebuild::missed(&findings.learned.records, &journals, sent) {
         plan.steps.push(missed.to_string());
         // It stands in the root until the loss is accepted.

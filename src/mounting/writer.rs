@@ -50,9 +50,9 @@ const CLAIMING: Duration = Duration::from_secs(5);
 /// A writing session.
 pub(super) struct Writer {
     pub(super) open: OpenSession,
-    /// The last session that succeeded this one and did not begin to write. It may still hold the
-    /// volume.
-    successor: Option<SessionId>,
+    /// Sessions of this mount that were to succeed this one and did not begin to write. One of them
+    /// may still hold the volume.
+    successors: Vec<SessionId>,
     tasks: Tasks,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Writer {
 struct Tasks {
     volume: Arc<Volume>,
     stop: Option<oneshot::Sender<()>>,
-    committer: JoinHandle<Result<CommitOutcome, VolumeError>>,
+    committer: AbortOnDropHandle<Result<CommitOutcome, VolumeError>>,
     /// What stops the journaler, and its task.
     journaler: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     journals: Arc<JournalWriter>,
@@ -189,15 +189,13 @@ impl Writing {
                     tracing::debug!("an empty spool is left to the next mount: {error}");
                 }
                 name_recovery_bases(&self.repository.handle.current().root);
-                let successor = None;
-                Ok((
-                    live,
-                    Writer {
-                        open,
-                        successor,
-                        tasks,
-                    },
-                ))
+                let successors = Vec::new();
+                let writer = Writer {
+                    open,
+                    successors,
+                    tasks,
+                };
+                Ok((live, writer))
             }
             Err(error) => {
                 if let Err(left) = open.end().await {
@@ -288,8 +286,8 @@ impl Writing {
 
     /// Makes the volume, carries out what ended sessions acknowledged, and starts the tasks.
     ///
-    /// Cancel safety: dropped, or after an error, it leaves no task. A replacement of the root may
-    /// be on its way, which the handle settles before its next change.
+    /// Cancel safety: dropped, or after an error, it commits nothing more. A replacement of the root
+    /// may be on its way, which the handle settles before its next change.
     async fn begin(
         &self,
         open: &OpenSession,
@@ -340,7 +338,7 @@ impl Writing {
         let tasks = Tasks {
             volume,
             stop: Some(stop),
-            committer: committer.detach(),
+            committer,
             journaler: journaler.map(|journaler| start(journaler.locally(self.is_local))),
             journals,
             spool,
@@ -426,17 +424,15 @@ impl Writer {
     ) -> Result<OpenSession, MountingError> {
         let holder = writing.holder.clone();
         let processes = writing.repository.environment.processes.as_ref();
-        let succeeded = self
-            .open
-            .succeed(self.successor, holder, processes, known, accepts_loss);
-        let open = succeeded.await?;
-        self.successor = Some(open.id());
-        Ok(open)
+        let successors = &mut self.successors;
+        let succeeded = (self.open).succeed(successors, holder, processes, known, accepts_loss);
+        Ok(succeeded.await?)
     }
 
     /// Ends a writer whose session was succeeded: its volume refuses every change.
     pub(super) fn retire(self) {
         self.tasks.volume.freeze(false);
+        drop(self.tasks.committer.detach());
     }
 
     /// Makes the last commit and ends the session. Data that the store does not accept by

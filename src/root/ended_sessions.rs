@@ -28,7 +28,8 @@ use bkfs_store::{Operation, Store, StoreErrorKind};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The largest number of journals that are read concurrently.
+/// The largest number of journals that a takeover reads concurrently. Their sizes bound it as well
+/// ([`Known::read`]).
 const READ_AT_ONCE: usize = 16;
 
 /// The number of journals below and above a known one that are read by name, listed or not.
@@ -105,7 +106,7 @@ impl<'a> Owner<'a> {
     }
 
     /// Returns the journals of this session that no commit is known to cover, by number, as far as
-    /// `read` finds them by number and key.
+    /// `read` finds them by number and key. It is called for `at_once` of them at a time.
     ///
     /// Reads the journals that the list `listed` shows, the first ones after the last covered one,
     /// the last one that this machine remembers, and those with numbers near a journal that was
@@ -117,6 +118,7 @@ impl<'a> Owner<'a> {
     pub(crate) async fn search<T, R>(
         &self,
         listed: impl IntoIterator<Item = &String>,
+        at_once: usize,
         read: impl Fn(u64, String) -> R,
     ) -> Result<BTreeMap<u64, T>, RootError>
     where
@@ -138,7 +140,7 @@ impl<'a> Owner<'a> {
                 let read = read(number, self.key(number));
                 async move { Ok::<_, RootError>((number, read.await?)) }
             });
-            let mut reads = stream::iter(reads).buffered(READ_AT_ONCE);
+            let mut reads = stream::iter(reads).buffered(at_once);
             while let Some((number, entry)) = reads.try_next().await? {
                 let Some(entry) = entry else { continue };
                 found.insert(number, entry);
@@ -370,7 +372,9 @@ async fn find(
         let length = listed.uncovered.get(&key).copied();
         known.read(handle, (owner.id, number), key, length)
     };
-    let found = owner.search(listed.uncovered.keys(), read).await?;
+    let found = owner
+        .search(listed.uncovered.keys(), READ_AT_ONCE, read)
+        .await?;
     Ok((found, listed.covered))
 }
 

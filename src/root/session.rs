@@ -174,8 +174,9 @@ impl OpenSession {
 
     /// Lets a new session take the volume over from this one, which can store nothing more. The
     /// operations that this session acknowledged are then replayed. `accepts_loss` has the meaning
-    /// of [`VolumeRequest::accept_loss`]. An earlier `successor` that still holds the volume, and did
-    /// not begin to write, is succeeded in the place of this session.
+    /// of [`VolumeRequest::accept_loss`]. The id of the new session is added to `successors` before
+    /// it enters the root: if this call or what follows it fails, that session may hold the volume.
+    /// The next call succeeds it then in the place of this session.
     ///
     /// Cancel safety: as of [`Self::open`]. This session may be ending in the root then.
     ///
@@ -187,7 +188,7 @@ impl OpenSession {
     /// - The other errors of [`Self::open`].
     pub async fn succeed(
         &self,
-        successor: Option<SessionId>,
+        successors: &mut Vec<SessionId>,
         holder: HolderInfo,
         processes: &dyn Processes,
         spools: KnownSpools,
@@ -207,9 +208,10 @@ impl OpenSession {
             .volumes
             .get(&volume)
             .and_then(|entry| entry.holder);
-        let former = held_by.filter(|held_by| Some(*held_by) == successor);
+        let former = held_by.filter(|held_by| successors.contains(held_by));
         let known = look_before(handle, &volume, accepts_loss).await?;
         let claim = Claim::Succeed(former.unwrap_or(self.id));
+        successors.push(entering.id);
         let base = entering.enter(Some((&volume, claim))).await?;
         let request = VolumeRequest {
             name: volume,

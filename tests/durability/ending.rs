@@ -335,33 +335,38 @@ fn a_loss_is_not_acknowledged_without_the_spool() {
 }
 
 /// A new session of the mount has taken the volume over, and the store then takes neither its first
-/// commit nor its end.
+/// commit, or the removal of the session before it, nor its end.
 #[test]
 fn an_acknowledgement_that_failed_half_way_can_be_repeated() {
-    paused(async {
-        let world = World::new(seconds(20)).await;
-        let mount = world.mount().await;
-        let file = mount.write("by fsync", b"acknowledged").await;
-        mount.fsync(file).await.expect("acknowledged");
-        let volume = mount.0.volume().expect("writable").clone();
-        volume.poison(VolumeError::Commit("a test".into()));
-        let denied = Fault::FailBefore(StoreErrorKind::Denied);
-        let after_takeover = Strike::with(denied).on_writes().keys("root").nth(2);
-        world.faults.plan(after_takeover.always());
-        for _ in 0..2 {
+    for is_to_replay in [true, false] {
+        paused(async {
+            let world = World::new(seconds(20)).await;
+            let mount = world.mount().await;
+            let file = mount.write("file", b"contents").await;
+            mount.fsync(file).await.expect("acknowledged");
+            let volume = mount.0.volume().expect("writable").clone();
+            if !is_to_replay {
+                volume.commit().await.expect("committed");
+            }
+            volume.poison(VolumeError::Commit("a test".into()));
+            let denied = Fault::FailBefore(StoreErrorKind::Denied);
+            let after_takeover = Strike::with(denied).on_writes().keys("root").nth(2);
+            world.faults.plan(after_takeover.always());
+            for _ in 0..2 {
+                let answer = acknowledge(&mount).await;
+                assert!(answer.contains("error"), "{answer}");
+            }
+            assert!(world.faults.struck() > 2, "the commit and the end");
+            world.faults.heal();
             let answer = acknowledge(&mount).await;
-            assert!(answer.contains("error"), "{answer}");
-        }
-        assert!(world.faults.struck() > 2, "the commit and the end");
-        world.faults.heal();
-        let answer = acknowledge(&mount).await;
-        assert!(!answer.contains("error"), "{answer}");
-        let expected = Some(b"acknowledged".to_vec());
-        assert_eq!(mount.read("by fsync").await, expected);
-        mount.put("afterwards", b"written").await;
-        end(mount, seconds(60)).await.expect("ended");
-        assert_eq!(world.mount().await.read("by fsync").await, expected);
-    });
+            assert!(!answer.contains("error"), "{answer}");
+            let expected = Some(b"contents".to_vec());
+            assert_eq!(mount.read("file").await, expected);
+            mount.put("afterwards", b"written").await;
+            end(mount, seconds(60)).await.expect("ended");
+            assert_eq!(world.mount().await.read("file").await, expected);
+        });
+    }
 }
 
 /// The volume of a mount that failed to begin may belong to another mount by the time that the
@@ -371,11 +376,12 @@ fn a_mount_that_failed_to_begin_commits_nothing_later() {
     paused(async {
         let world = World::new(seconds(20)).await;
         let denied = Fault::FailBefore(StoreErrorKind::Denied);
-        let packs = Strike::with(denied).on_writes().keys("meta/");
-        world.faults.plan(packs.always());
+        // It enters the root, and can neither commit nor leave.
+        let root = Strike::with(denied).on_writes().keys("root").nth(2);
+        world.faults.plan(root.always());
         let failed = world.try_assemble(false).await;
         assert!(failed.is_err(), "no commit");
-        assert!(world.faults.struck() > 0, "it wrote no metadata");
+        assert!(world.faults.struck() > 1, "the commit and the end");
         let before = root_of(&world).await;
         world.faults.heal();
         tokio::time::sleep(seconds(600)).await;

@@ -350,4 +350,32 @@ mod tests {
         drop(first);
         assert!(SystemDisk.lock(&path).await.expect("locks").is_some());
     }
+
+    /// The holder of the lock may remove the file. What another process opened before that is then no
+    /// longer the file of that name.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_lock_is_that_of_the_file_with_the_name() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("lock");
+        let contend = || {
+            let path = path.clone();
+            tokio::spawn(async move {
+                for _ in 0..3_000 {
+                    let locked = match SystemDisk.lock(&path).await {
+                        Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                        locked => locked.expect("locks"),
+                    };
+                    if locked.is_some() {
+                        SystemDisk
+                            .remove(&path)
+                            .await
+                            .expect("only its holder removes it");
+                    }
+                }
+            })
+        };
+        let (one, other) = (contend(), contend());
+        one.await.expect("no panic");
+        other.await.expect("no panic");
+    }
 }

@@ -480,15 +480,19 @@ async fn the_packs_of_journals_are_known_once() {
         let written = write(&writer, naming(operation, packs)).await;
         written.expect("written");
     }
+    let sequences = |taken: &OpenSession| {
+        let ended_sessions = taken.ended_sessions().iter();
+        let journals = ended_sessions.clone().map(|ended| ended.journals.len());
+        assert_eq!(journals.sum::<usize>(), 3);
+        let packs = ended_sessions.flat_map(|ended_session| &ended_session.packs);
+        packs.map(|pack| pack.name.sequence).collect::<Vec<u32>>()
+    };
+    let taken = enter(&store, 2, "next").await.expect("taken");
+    assert_eq!(sequences(&taken), [1, 2, 3, 4]);
     let like = journals(&store).await.remove(0);
     put(&store, &like, 5, &naming(5, 4..=9)).await;
-    let taken = enter_as(&store, 2, "next", true).await.expect("accepted");
-    let [ended_session] = taken.ended_sessions() else {
-        panic!("one was there");
-    };
-    assert_eq!(ended_session.journals.len(), 3);
-    let packs = ended_session.packs.iter();
-    let sequences: Vec<u32> = packs.map(|pack| pack.name.sequence).collect();
+    let taken = enter_as(&store, 3, "later", true).await.expect("accepted");
+    let sequences = sequences(&taken);
     assert_eq!(
         sequences,
         [1, 2, 3, 4],

@@ -197,9 +197,14 @@ async fn a_successor_accepts_a_loss_only_if_its_mount_does() {
         write(&writer.journals, 1..=5).await;
         delete(&store, &[4, 5]).await;
         let known = KnownSpools::default();
-        let next = writer
-            .session
-            .succeed(None, holder("a"), &SystemProcesses, known, accepts);
+        let mut successors = Vec::new();
+        let next = writer.session.succeed(
+            &mut successors,
+            holder("a"),
+            &SystemProcesses,
+            known,
+            accepts,
+        );
         let next = next.await;
         if accepts {
             let carried = ranges(&next.expect("accepted"));

@@ -148,8 +148,10 @@ trap finish EXIT
 trap 'echo "interrupted"; exit 143' INT TERM
 
 # in_private_mounts: runs the rest of the suite in its own mount namespace, which ends with the
-# suite. Other processes do not see mounts and overlays made in it.
+# suite. Other processes do not see mounts and overlays made in it. It has no mounts of the suite
+# that runs at the same time: a copy would keep them from ending.
 in_private_mounts() {
   [ -n "${PRIVATE_MOUNTS:-}" ] && return
-  PRIVATE_MOUNTS=1 exec unshare --mount --propagation private bash "$0"
+  PRIVATE_MOUNTS=1 exec nsenter --mount="/proc/$CLEAN_MOUNTS/ns/mnt" --wdns="$PWD" \
+    unshare --mount --propagation private bash "$0"
 }

@@ -5,7 +5,7 @@
 PROJECT=$SUITE_TMP/project
 mkdir -p "$PROJECT/tests/suites" "$PROJECT/temporary"
 cp -r "$ROOT/tests/run" "$ROOT/tests/lib" "$PROJECT/tests/"
-sed -i -e '/^SUITES=(/,/)$/c\SUITES=(good bad hangs leaves nothing named meets met builds built lost)' \
+sed -i -e '/^SUITES=(/,/)$/c\SUITES=(good bad hangs leaves nothing named meets met holds looks builds built lost)' \
   -e 's/^CORE_SUITES=(.*/CORE_SUITES=(good)/' "$PROJECT/tests/run"
 
 # little_suite NAME LIMIT: creates a suite whose body is read from standard input.
@@ -43,6 +43,22 @@ S
 little_suite met 30 <<'S'
 touch "$RUN_TMP/other"
 case_of "another suite runs at the same time" wait_for 20 test -e "$RUN_TMP/one"
+exit 0
+S
+little_suite holds 30 <<'S'
+mkdir "$SUITE_TMP/held"
+mount -t tmpfs bkfs-selftest "$SUITE_TMP/held"
+touch "$RUN_TMP/held"
+case_of "another suite looks meanwhile" wait_for 20 test -e "$RUN_TMP/looked"
+umount "$SUITE_TMP/held"
+exit 0
+S
+little_suite looks 30 <<'S'
+[ -n "${PRIVATE_MOUNTS:-}" ] || wait_for 20 test -e "$RUN_TMP/held"
+in_private_mounts
+sees_no_other() { ! grep bkfs-selftest /proc/self/mountinfo; }
+case_of "its own mounts are none of another suite's" sees_no_other
+touch "$RUN_TMP/looked"
 exit 0
 S
 for name in builds built; do
@@ -129,12 +145,13 @@ all_suites_are_run() {
   sed -i 's/^SUITES=(.*/SUITES=(good bad)/' "$PROJECT/tests/run"
   run_says 1 "42 passed, 1 failed" --all
   grep -q '^suite 2 of 2: bad' "$SUITE_TMP/little" || wrong "no progress is shown"
-  sed -i 's/^SUITES=(.*/SUITES=(good bad hangs leaves nothing named meets met builds built lost)/' \
+  sed -i 's/^SUITES=(.*/SUITES=(good bad hangs leaves nothing named meets met holds looks builds built lost)/' \
     "$PROJECT/tests/run"
 }
 lost_results_fail() { run_says 1 "0 passed, 1 failed" lost; }
 a_suite_runs_once() { run_says 0 "41 passed, 0 failed" good good; }
 two_at_a_time() { run_says 0 "2 passed, 0 failed" meets met; }
+private_mounts_begin_clean() { run_says 0 "2 passed, 0 failed" holds looks; }
 one_builds_at_a_time() { run_says 0 "43 passed, 0 failed" builds built good; }
 unknown_names_are_refused() {
   local status=0
@@ -181,6 +198,7 @@ case_of "runner: --all runs every suite" all_suites_are_run
 case_of "runner: a suite whose results are lost fails the run" lost_results_fail
 case_of "runner: a suite that is named twice runs once" a_suite_runs_once
 case_of "runner: two suites run at a time" two_at_a_time
+case_of "runner: a suite's own mounts are none of another suite's" private_mounts_begin_clean
 case_of "runner: two suites that build run in turn" one_builds_at_a_time
 case_of "runner: an unknown suite is refused" unknown_names_are_refused
 case_of "runner: ended by TERM it puts everything away" ended_from_outside

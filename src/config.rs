@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer};
 
 use crate::retain::{Policy, Span};
+use crate::schedule::Schedule;
 
 /// The content of one or several configuration files.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -55,6 +56,8 @@ pub struct RepositoryProfile {
     pub options: Option<String>,
     /// The rules by which `bkfs forget` keeps snapshots if it is given none.
     pub retention: Option<Retention>,
+    /// What runs when on this machine.
+    pub schedule: Option<Schedule>,
     /// The prices of the store.
     pub prices: Option<Prices>,
     /// The address of the store.

@@ -27,6 +27,7 @@ pub mod repository;
 pub mod restore;
 pub mod retain;
 pub mod root;
+pub mod schedule;
 pub mod stats;
 pub mod stream;
 pub mod tree;

@@ -9,6 +9,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::cli::access::{Access, Bare, Repository, open_bare, open_with};
+use crate::cli::hooks::Hooks;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes, complain};
 use crate::cli::progress::{Position, Progress};
@@ -59,7 +60,9 @@ const SHOWN_NAMES: usize = 10;
 #[derive(Debug, clap::Args)]
 pub struct Check {
     /// The repository, or a mount of one
-    url: String,
+    pub(super) url: String,
+    #[command(flatten)]
+    pub(super) hooks: Hooks,
     /// Also read, decrypt and verify every byte of file contents, or of about N percent of the data
     /// packs
     #[arg(long, value_name = "N%", num_args = 0..=1, require_equals = true, default_missing_value = "100%", value_parser = percent)]

@@ -7,6 +7,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::cli::access::{Access, Repository, open_with};
+use crate::cli::hooks::Hooks;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes, name_text};
 use crate::cli::progress::{Position, Progress};
@@ -35,7 +36,9 @@ pub struct Copy {
     /// The repository to copy from, or a mount of one
     from: String,
     /// The repository to copy to, or a mount of one; create it with bkfs init
-    to: String,
+    pub(super) to: String,
+    #[command(flatten)]
+    pub(super) hooks: Hooks,
     /// Copy only this snapshot; may be repeated (default: all of the volume)
     #[arg(long = "snapshot", value_name = "NAME")]
     snapshots: Vec<String>,

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::cli::access::{Repository, open};
+use crate::cli::hooks::Hooks;
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output};
 use crate::cli::runtime::block_on;
@@ -29,7 +30,9 @@ type Verdict<'a> = crate::retain::Verdict<'a, SnapshotEntry>;
 #[derive(Debug, clap::Args)]
 pub struct Forget {
     /// The repository, or a mount of one
-    url: String,
+    pub(super) url: String,
+    #[command(flatten)]
+    pub(super) hooks: Hooks,
     /// Forget these snapshots, whatever the rules say
     #[arg(value_name = "NAME", conflicts_with = "undo")]
     names: Vec<String>,

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::cli::access::open;
+use crate::cli::hooks::Hooks;
 use crate::cli::options::{Global, lock_days};
 use crate::cli::output::{Failure, Output, bytes};
 use crate::cli::progress::{Position, Progress};
@@ -42,7 +43,9 @@ use crate::units::size;
 #[derive(Debug, clap::Args)]
 pub struct Gc {
     /// The repository, or a mount of one
-    url: String,
+    pub(super) url: String,
+    #[command(flatten)]
+    pub(super) hooks: Hooks,
     /// Print the plan and its cost, and change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,

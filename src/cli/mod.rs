@@ -20,6 +20,7 @@ mod dump;
 mod find;
 mod forget;
 mod gc;
+mod hooks;
 mod init;
 mod key;
 mod left_out;
@@ -39,6 +40,7 @@ mod put;
 mod restore;
 mod run;
 mod runtime;
+mod schedule;
 mod secrecy;
 mod session;
 mod snapshot;
@@ -52,8 +54,9 @@ mod umount;
 mod volumes;
 mod workspace;
 
+use hooks::Watched;
 use options::Global;
-use output::{Output, complain};
+use output::{Failure, Output, complain};
 
 use crate::logging::Log;
 use crate::printable;
@@ -107,11 +110,26 @@ enum Command {
     Key(key::Key),
     Lock(lock::LockCommand),
     Status(status::Status),
+    #[command(subcommand)]
+    Schedule(schedule::ScheduleCommand),
     #[command(hide = true)]
     Generate(completions::Generate),
 }
 
 impl Command {
+    /// Returns what it starts at its end, if anything.
+    fn watched(&self) -> Option<Watched> {
+        match self {
+            Self::Run(run) => Watched::begin(&run.hooks, "run", run.mountpoint.display()),
+            Self::Put(put) => Watched::begin(&put.hooks, "put", &put.url),
+            Self::Forget(forget) => Watched::begin(&forget.hooks, "forget", &forget.url),
+            Self::Gc(gc) => Watched::begin(&gc.hooks, "gc", &gc.url),
+            Self::Check(check) => Watched::begin(&check.hooks, "check", &check.url),
+            Self::Copy(copy) => Watched::begin(&copy.hooks, "copy", &copy.to),
+            _ => None,
+        }
+    }
+
     /// Whether it says on stderr what is logged while it works: those that write to a repository
     /// or judge it, where something may be lost or set aside. A mount has a log of its own.
     fn has_log(&self) -> bool {
@@ -127,6 +145,14 @@ impl Command {
                 | Self::Lock(_)
         )
     }
+}
+
+/// Returns why a command line of bkfs is refused, in a line.
+fn refusal(arguments: Vec<OsString>) -> Option<String> {
+    let error = parse(arguments).err()?;
+    let text = error.render().to_string();
+    let line = text.lines().next().unwrap_or_default();
+    Some(line.trim_start_matches("error: ").to_owned())
 }
 
 fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
@@ -158,8 +184,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
         }
     };
     cli.global.handed = handed;
-    let output = Output::new(cli.global.json, cli.global.quiet);
+    let mut output = Output::new(cli.global.json, cli.global.quiet);
     let global = cli.global;
+    let watched = cli.command.watched();
+    if watched.is_some() {
+        output.keep_results();
+    }
     if cli.command.has_log() {
         Log::start_for_command(global.verbose, global.quiet);
     }
@@ -167,37 +197,45 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
     if !matches!(cli.command, Command::Run(_) | Command::Put(_)) {
         limits::OpenFiles::raise();
     }
-    let result = match cli.command {
-        Command::Init(command) => init::run(command, &global, &output),
-        Command::Mount(command) => mount::run(command, &global, &output),
-        Command::Umount(command) => umount::run(command, &global, &output),
-        Command::Snapshot(command) => snapshot::run(command, &global, &output),
-        Command::Run(command) => match run::run(command, &global, &output) {
-            Ok(status) => return status,
-            Err(failure) => Err(failure),
-        },
-        Command::Put(command) => put::run(command, &global, &output),
-        Command::Snapshots(command) => snapshots::run(command, &global, &output),
-        Command::Ls(command) => ls::run(command, &global, &output),
-        Command::Dump(command) => dump::run(command, &global, &output),
-        Command::Diff(command) => diff::run(command, &global, &output),
-        Command::Find(command) => find::run(command, &global, &output),
-        Command::Stats(command) => stats::run(command, &global, &output),
-        Command::Restore(command) => restore::run(command, &global, &output),
-        Command::Forget(command) => forget::run(command, &global, &output),
-        Command::Gc(command) => gc::run(command, &global, &output),
-        Command::Session(command) => session::run(command, &global, &output),
-        Command::Check(command) => check::run(command, &global, &output),
-        Command::Copy(command) => copy::run(command, &global, &output),
-        Command::Key(command) => key::run(command, &global, &output),
-        Command::Lock(command) => lock::run(command, &global, &output),
-        Command::Status(command) => status::run(command, &global, &output),
-        Command::Generate(command) => completions::run(command, Cli::command()),
+    let result = run_command(cli.command, &global, &output);
+    let code = match &result {
+        Ok(code) => *code,
+        Err(failure) => output.fail(failure),
     };
-    match result {
-        Ok(()) => 0,
-        Err(failure) => output.fail(&failure),
+    if let Some(watched) = watched {
+        watched.end(code, result.err().as_ref(), &output);
     }
+    code
+}
+
+/// Runs a command. Returns its exit code: 0, or that of a tool.
+fn run_command(command: Command, global: &Global, output: &Output) -> Result<i32, Failure> {
+    match command {
+        Command::Run(command) => return run::run(command, global, output),
+        Command::Init(command) => init::run(command, global, output),
+        Command::Mount(command) => mount::run(command, global, output),
+        Command::Umount(command) => umount::run(command, global, output),
+        Command::Snapshot(command) => snapshot::run(command, global, output),
+        Command::Put(command) => put::run(command, global, output),
+        Command::Snapshots(command) => snapshots::run(command, global, output),
+        Command::Ls(command) => ls::run(command, global, output),
+        Command::Dump(command) => dump::run(command, global, output),
+        Command::Diff(command) => diff::run(command, global, output),
+        Command::Find(command) => find::run(command, global, output),
+        Command::Stats(command) => stats::run(command, global, output),
+        Command::Restore(command) => restore::run(command, global, output),
+        Command::Forget(command) => forget::run(command, global, output),
+        Command::Gc(command) => gc::run(command, global, output),
+        Command::Schedule(command) => schedule::run(command, &refusal, output),
+        Command::Session(command) => session::run(command, global, output),
+        Command::Check(command) => check::run(command, global, output),
+        Command::Copy(command) => copy::run(command, global, output),
+        Command::Key(command) => key::run(command, global, output),
+        Command::Lock(command) => lock::run(command, global, output),
+        Command::Status(command) => status::run(command, global, output),
+        Command::Generate(command) => completions::run(command, Cli::command()),
+    }?;
+    Ok(0)
 }
 
 #[cfg(test)]

@@ -57,7 +57,8 @@ pub struct MountCommand {
     /// Create the local directory, the repository and the mount point if absent
     #[arg(long)]
     init: bool,
-    /// Make the volume if the repository has none of this name (main needs no --create)
+    /// Make the volume if the repository has none of this name (main is made without it, but not
+    /// read-only)
     #[arg(long)]
     create: bool,
     /// With --init: create a repository without encryption

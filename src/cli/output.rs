@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bkfs_store::{Notice, RepositoryUrl};
+use parking_lot::Mutex;
 
 use crate::mounting::error::{MountingError, SpoolingError};
 use crate::printable;
@@ -219,6 +220,8 @@ pub struct Output {
     quiet: bool,
     /// The reader of the results has gone away.
     closed: Arc<AtomicBool>,
+    /// The results so far, if a hook reads them.
+    kept: Option<Arc<Mutex<Vec<serde_json::Value>>>>,
 }
 
 impl Output {
@@ -228,7 +231,28 @@ impl Output {
             json,
             quiet,
             closed: Arc::default(),
+            kept: None,
         }
+    }
+
+    /// Keeps all results from now on.
+    pub fn keep_results(&mut self) {
+        self.kept = Some(Arc::default());
+    }
+
+    /// Keeps a result that is not printed, if results are kept.
+    pub fn keep(&self, value: &impl serde::Serialize) {
+        if let Some(kept) = &self.kept
+            && let Ok(value) = serde_json::to_value(value)
+        {
+            kept.lock().push(value);
+        }
+    }
+
+    /// Returns the results that were kept.
+    pub fn kept(&self) -> Vec<serde_json::Value> {
+        let kept = self.kept.as_ref();
+        kept.map(|kept| kept.lock().clone()).unwrap_or_default()
     }
 
     /// True once the reader of the results has gone away: a listing may end early. What the command
@@ -262,6 +286,7 @@ impl Output {
         value: &impl serde::Serialize,
         text: impl FnOnce() -> String,
     ) -> Result<(), Failure> {
+        self.keep(value);
         if self.json {
             let line =
                 serde_json::to_string(value).map_err(|error| Failure::new(error.to_string()))?;

@@ -14,6 +14,7 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::access::open;
+use crate::cli::hooks::Hooks;
 use crate::cli::limits::OpenFiles;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes, name_text};
@@ -57,7 +58,9 @@ const VOLUME: &str = "streams";
 #[command(verbatim_doc_comment)]
 pub struct Put {
     /// The repository, or a mount of one
-    url: String,
+    pub(super) url: String,
+    #[command(flatten)]
+    pub(super) hooks: Hooks,
     /// The path of the file in the volume; missing directories are created
     path: OsString,
     /// The file to store, with its mode, owner and time (default: standard input)

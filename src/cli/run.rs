@@ -8,6 +8,7 @@ use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::control::MountClient;
+use crate::cli::hooks::Hooks;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, complain};
 use crate::cli::patience::{self, Interrupt, Waited};
@@ -42,10 +43,12 @@ pub struct Run {
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
     /// The mount, or any directory in it
-    mountpoint: PathBuf,
+    pub(super) mountpoint: PathBuf,
     /// The tool and its arguments, after --
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
+    #[command(flatten)]
+    pub(super) hooks: Hooks,
 }
 
 /// Runs the tool, then makes a snapshot. Returns 0 if the snapshot is in the bucket. If the tool
@@ -73,8 +76,9 @@ pub fn run(mut command: Run, _: &Global, output: &Output) -> Result<i32, Failure
         ours(failure.context("the tool succeeded, but its backup did not become a snapshot"))
     })?;
     // Standard output belongs to the tool, unless JSON is asked for.
-    if output.is_json() {
-        output.result(&answer, String::new)?;
+    match output.is_json() {
+        true => output.result(&answer, String::new)?,
+        false => output.keep(&answer),
     }
     output.finding(format_args!(
         "snapshot {} (generation {}){}",

@@ -2,7 +2,7 @@
 # about: bkfs schedule: units that systemd accepts and confines, what is refused, what is removed; the
 # about: commands that jobs start at their ends; in full runs, the units under a systemd of its own
 # needs: program apt:systemd apt:jq
-# limit: 120
+# limit: 120 300
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/bkfs.sh"
 in_private_mounts
@@ -138,5 +138,67 @@ case_of "units of jobs that are gone are removed, others stay" what_is_gone_is_r
 case_of "commands at the end are told what happened" hooks_are_told
 case_of "a command at the end changes no result" a_hook_changes_no_result
 [ "$FULL" = 1 ] || exit 0
+
+# --- under a systemd ------------------------------------------------------------------------------
+
 . "$ROOT/tests/lib/systemd.sh"
+# started UNIT: a unit that starts, or what it said.
+started() {
+  inside systemctl start "$1" && return
+  inside journalctl -u "$1" --no-pager | tail -n 20
+  wrong "$1 does not start"
+}
+timers_are_started() {
+  inside install -D -m 755 /dev/stdin /usr/local/bin/bkfs <"$BKFS_BIN"
+  inside install -D -m 644 /dev/stdin /etc/systemd/system/bkfs@.service \
+    <"$ROOT/packaging/bkfs@.service"
+  inside mkdir -p /backup /etc/bkfs
+  inside install -m 644 /dev/stdin /etc/bkfs.toml <<'END'
+[repository.local]
+url = "/srv/bucket"
+retention = { keep_last = 1 }
+[repository.local.schedule]
+on_failure = "cat >/var/lib/bkfs/failed"
+on_success = "cat >/var/lib/bkfs/succeeded"
+forget = { at = "04:00" }
+check = { at = "Sun 06:00" }
+run.files = { at = "02:00", mount = "/backup", name = "100 %%", command = ["sh", "-c", "echo '$HOME' \"%h  $(id -un)\" >/backup/file"] }
+END
+  exits 0 inside bkfs init --no-encryption /srv/bucket
+  exits 0 inside bkfs schedule install
+  says 'list-timers'
+  exits 0 inside systemctl list-timers --all --no-pager
+  says bkfs-local-check.timer bkfs-local-forget.timer bkfs-local-run-files.timer
+}
+jobs_run_as_units() {
+  local seen
+  inside install -m 600 /dev/stdin /etc/bkfs/local.env <<'END'
+BKFS_URL=/srv/bucket
+BKFS_MOUNTPOINT=/backup
+END
+  started bkfs@local
+  # Processes outside of the unit see the mount.
+  exits 0 inside findmnt -n -t fuse.bkfs /backup
+  started bkfs-local-run-files
+  seen=$(inside cat '/backup/.snapshots/100 %/file')
+  [ "$seen" = '$HOME %h  root' ] || wrong "the arguments became: $seen"
+  # A backup whose name is taken fails, and says so.
+  exits 1 inside systemctl start bkfs-local-run-files
+  inside jq -e '.command == "run" and .code == 125' /var/lib/bkfs/failed
+  exits 0 inside systemctl stop bkfs@local
+  exits 1 inside findmnt -n -t fuse.bkfs /backup
+}
+maintenance_runs_as_units() {
+  started bkfs-local-check
+  inside jq -e '.command == "check" and .succeeded' /var/lib/bkfs/succeeded
+  started bkfs-local-forget
+  inside jq -e '.command == "gc" and .succeeded' /var/lib/bkfs/succeeded
+  exits 0 inside bkfs schedule remove local
+  exits 0 inside systemctl list-timers --all --no-pager
+  ! grep bkfs-local "$SUITE_TMP/output" || wrong "a timer is left"
+}
+boot || die "no systemd: $(tail -n 5 "$SUITE_TMP/boot.log")"
+case_of "under a systemd: timers are started" timers_are_started
+case_of "under a systemd: the mount is seen outside of its unit, and a backup runs" jobs_run_as_units
+case_of "under a systemd: maintenance runs, and the timers are removed" maintenance_runs_as_units
 exit 0

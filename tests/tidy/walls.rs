@@ -33,6 +33,7 @@ pub const PURE: &[&str] = &[
     "src/tree",
     "src/extents",
     "src/retain",
+    "src/schedule",
     "src/printable",
     "src/json_name",
     "src/units",

@@ -368,28 +368,3 @@ fn an_acknowledgement_that_failed_half_way_can_be_repeated() {
         });
     }
 }
-
-/// The volume of a mount that failed to begin may belong to another mount by the time that the
-/// store takes a commit again.
-#[test]
-fn a_mount_that_failed_to_begin_commits_nothing_later() {
-    paused(async {
-        let world = World::new(seconds(20)).await;
-        let denied = Fault::FailBefore(StoreErrorKind::Denied);
-        // It enters the root, and can neither commit nor leave.
-        let root = Strike::with(denied).on_writes().keys("root").nth(2);
-        world.faults.plan(root.always());
-        let failed = world.try_assemble(false).await;
-        assert!(failed.is_err(), "no commit");
-        assert!(world.faults.struck() > 1, "the commit and the end");
-        let before = root_of(&world).await;
-        world.faults.heal();
-        tokio::time::sleep(seconds(600)).await;
-        assert_eq!(root_of(&world).await, before);
-    });
-}
-
-/// Returns the bytes of the root.
-async fn root_of(world: &World) -> Bytes {
-    world.faults.get("root").await.expect("there").0
-}

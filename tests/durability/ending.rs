@@ -368,3 +368,27 @@ fn an_acknowledgement_that_failed_half_way_can_be_repeated() {
         });
     }
 }
+
+/// The volume of a mount that was dropped before it began may belong to another mount by the time
+/// that the store answers again.
+#[test]
+fn a_mount_that_is_dropped_before_it_begins_commits_nothing_later() {
+    paused(async {
+        let world = World::new(seconds(20)).await;
+        // It enters the root, and is dropped while it waits for its first commit.
+        let silent = Strike::with(Fault::Hang).on_writes().keys("root").nth(2);
+        world.faults.plan(silent.always());
+        let begun = tokio::time::timeout(seconds(5), world.try_assemble(false)).await;
+        assert!(begun.is_err(), "it does not wait for its commit");
+        assert!(world.faults.struck() > 0, "it does not commit");
+        let before = root_of(&world).await;
+        world.faults.heal();
+        tokio::time::sleep(seconds(600)).await;
+        assert_eq!(root_of(&world).await, before);
+    });
+}
+
+/// Returns the bytes of the root.
+async fn root_of(world: &World) -> Bytes {
+    world.faults.get("root").await.expect("there").0
+}

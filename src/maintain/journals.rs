@@ -198,12 +198,19 @@ impl Scan<'_> {
         Ok(judged.done())
     }
 
-    /// Returns the journal under `key`, or what is wrong with it. Returns `None` if it is not
-    /// there: its writer or a new holder has deleted it since the bucket was listed.
+    /// Returns the journal under `key` without its operations, or what is wrong with it. Returns
+    /// `None` if it is not there: its writer or a new holder has deleted it since the bucket was
+    /// listed.
     async fn journal(&self, key: &str) -> Result<Option<Result<JournalEntry, Problem>>, RootError> {
         let senseless = |why: String| Problem::new(key, ProblemKind::Inconsistent, why);
         Ok(match self.verifier.object(Class::Journal, key).await {
-            Ok(payload) => Some(JournalEntry::decode(&payload).map_err(senseless)),
+            Ok(payload) => Some(match JournalEntry::decode(&payload) {
+                Ok(mut entry) => {
+                    entry.operations = Vec::new();
+                    Ok(entry)
+                }
+                Err(why) => Err(senseless(why)),
+            }),
             Err(ContentError::Missing { .. }) => None,
             Err(error) => Some(Err(as_problem(error)?)),
         })

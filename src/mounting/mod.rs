@@ -218,7 +218,7 @@ impl MountPlan {
     }
 
     /// Assembles everything but the kernel. Runs within `runtime`. Dropped after the session
-    /// entered the root, it leaves the session there, which commits nothing more.
+    /// entered the root, it leaves the session there, which begins no further commit.
     ///
     /// # Errors
     /// [`MountingError::Root`], [`MountingError::Volume`], [`MountingError::Spool`] from the start

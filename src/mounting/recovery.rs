@@ -21,6 +21,7 @@ use bkfs_chunker::ingest::{Delivered, Ingest, NamedPack};
 use bkfs_chunker::spool::{LeftObject, Leftover, SpoolError};
 use bkfs_chunker::verify::chunks_of;
 use tokio::sync::oneshot;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::mounting::format;
 use crate::mounting::recovered::{Extent, Named, Recovered, find};
@@ -377,9 +378,9 @@ impl Recovery<'_> {
         let committer = self.committer(volume.clone());
         let committer = CommitTask::new(committer, requests);
         let (stop, stopped) = oneshot::channel::<()>();
-        let committer = tokio::spawn(committer.run(async {
+        let committer = AbortOnDropHandle::new(tokio::spawn(committer.run(async {
             let _ = stopped.await;
-        }));
+        })));
         let request = SnapshotRequest {
             name: Some(name.to_owned()),
             tags: Extent::of(&self.kept).tags(),

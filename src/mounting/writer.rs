@@ -59,8 +59,9 @@ pub(super) struct Writer {
 /// Tasks and state of a writing session.
 struct Tasks {
     volume: Arc<Volume>,
-    stop: Option<oneshot::Sender<()>>,
+    /// Dropped before `stop`, which would ask it for a last commit.
     committer: AbortOnDropHandle<Result<CommitOutcome, VolumeError>>,
+    stop: Option<oneshot::Sender<()>>,
     /// What stops the journaler, and its task.
     journaler: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     journals: Arc<JournalWriter>,
@@ -286,8 +287,8 @@ impl Writing {
 
     /// Makes the volume, carries out what ended sessions acknowledged, and starts the tasks.
     ///
-    /// Cancel safety: dropped, or after an error, it commits nothing more. A replacement of the root
-    /// may be on its way, which the handle settles before its next change.
+    /// Cancel safety: dropped, or after an error, it begins no further commit. One that was on its
+    /// way is settled by the handle before its next change, and may be made then.
     async fn begin(
         &self,
         open: &OpenSession,

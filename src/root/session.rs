@@ -202,7 +202,8 @@ impl OpenSession {
             spools,
             ..Entering::new(handle, holder, processes)
         };
-        let view = handle.refresh().await?;
+        // A successor whose entry had no answer may be made by that.
+        let view = handle.settle().await?;
         let held_by = view
             .root
             .volumes

@@ -369,6 +369,32 @@ fn an_acknowledgement_that_failed_half_way_can_be_repeated() {
     }
 }
 
+/// The entry of the new session has no answer, and the store makes it later, or not.
+#[test]
+fn an_acknowledgement_without_an_answer_can_be_repeated() {
+    for is_made in [true, false] {
+        paused(async {
+            let world = World::new(seconds(20)).await;
+            let mount = world.mount().await;
+            let file = mount.write("file", b"contents").await;
+            mount.fsync(file).await.expect("acknowledged");
+            let volume = mount.0.volume().expect("writable").clone();
+            volume.poison(VolumeError::Commit("a test".into()));
+            let late = Strike::with(Fault::Late).on_writes().keys("root");
+            world.faults.plan(late.always());
+            let answer = acknowledge(&mount).await;
+            assert!(answer.contains("error"), "{answer}");
+            world.faults.heal();
+            if is_made {
+                assert!(world.faults.apply_late().await > 0);
+            }
+            let answer = acknowledge(&mount).await;
+            assert!(!answer.contains("error"), "{answer}");
+            assert_eq!(mount.read("file").await, Some(b"contents".to_vec()));
+        });
+    }
+}
+
 /// The volume of a mount that was dropped before it began may belong to another mount by the time
 /// that the store answers again.
 #[test]

@@ -28,7 +28,9 @@ pub enum SpoolError {
         path: String,
     },
     /// Another process holds the directory, or it has files that are not of a new spool.
-    #[error("spool {path} belongs to another process, or to an earlier session of this number")]
+    #[error(
+        "spool {path} is held by another process, or has files of an earlier session: try again"
+    )]
     Held {
         /// The directory.
         path: String,

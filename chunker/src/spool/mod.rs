@@ -131,7 +131,7 @@ impl Spool {
     ///
     /// # Errors
     /// `Disk` if the disk fails or the directory belongs to another user; `Held` if another process
-    /// holds it.
+    /// holds it, or files of another session are in it.
     pub async fn create(
         disk: Arc<dyn Disk>,
         root: &Path,

@@ -305,6 +305,9 @@ fn a_directory_that_another_holds_for_a_while_is_made_again() {
         let made = tokio::spawn(async move { Spool::create(shared, Path::new(ROOT), 1, 1).await });
         tokio::time::sleep(Duration::from_secs(2)).await;
         assert!(!made.is_finished(), "another holds the directory");
+        let directory = held.directory().to_owned();
+        disk.remove(&directory.join(LOCK)).await.expect("removed");
+        disk.remove_directory(&directory).await.expect("removed");
         drop(held);
         made.await.expect("no panic").expect("made");
     });

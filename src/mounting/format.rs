@@ -45,7 +45,7 @@ pub async fn make_root(volume: &Volume, owner: Owner) -> Result<(), VolumeError>
         .view
         .transact(|run| {
             if run.get(&Key::attributes(ROOT_INODE))?.is_none() {
-                run.count_inode();
+                run.make_inode(ROOT_INODE);
                 run.set_attributes(ROOT_INODE, attributes);
             }
             Ok(())

@@ -34,6 +34,13 @@ pub const RIDING_BYTES: u64 = 1024 * 1024;
 /// on. It includes bytes that were written after the others were stored.
 const LATE_BYTES_MAX: u64 = 8 * RIDING_BYTES;
 
+/// Maximum number of file bytes that a journal carries because a part of the tree that is needed
+/// to store them is not read in time.
+const UNREAD_BYTES_MAX: u64 = 16 * RIDING_BYTES;
+
+/// The same for a journal that must carry everything. With its items it fits in one object.
+const LAST_UNREAD_BYTES_MAX: u64 = 128 * RIDING_BYTES;
+
 /// Maximum number of changed items in a journal. More are committed, because a tree takes less
 /// space than a list of them.
 const ITEMS_MAX: usize = 1 << 15;
@@ -193,6 +200,8 @@ struct Most {
     parts: usize,
     /// Bytes of file contents.
     bytes: u64,
+    /// Bytes of file contents if some cannot be stored, because the tree is not read in time.
+    unread: u64,
 }
 
 /// The data that a journal would carry.
@@ -219,6 +228,7 @@ impl Volume {
             items: ITEMS_MAX,
             parts: PARTS_MAX,
             bytes: LATE_BYTES_MAX,
+            unread: UNREAD_BYTES_MAX,
         })
         .await
     }
@@ -235,11 +245,15 @@ impl Volume {
             items: usize::MAX,
             parts: usize::MAX,
             bytes: u64::MAX,
+            unread: LAST_UNREAD_BYTES_MAX,
         })
         .await
     }
 
-    async fn capture_up_to(self: &Arc<Self>, most: Most) -> Result<Captured, VolumeError> {
+    async fn capture_up_to(self: &Arc<Self>, mut most: Most) -> Result<Captured, VolumeError> {
+        // Without a spool a journal waits for the store anyway.
+        let is_brief = self.ingest.spool().is_some();
+        let mut are_all_read = true;
         for attempt in 1.. {
             let epoch = self.view.state()?.lock().active.epoch;
             let files = match self.riding(most.items)? {
@@ -248,10 +262,10 @@ impl Volume {
                 Riding::Files(files) => files,
             };
             let bytes: u64 = files.iter().map(|(bytes, _)| bytes).sum();
-            let late = if attempt > ATTEMPTS {
-                LATE_BYTES_MAX
-            } else {
-                RIDING_BYTES
+            let late = match (are_all_read, attempt > ATTEMPTS) {
+                (false, _) => most.unread,
+                (true, true) => LATE_BYTES_MAX,
+                (true, false) => RIDING_BYTES,
             };
             if attempt > ATTEMPTS && bytes > late {
                 return Ok(Captured::TooMuch);
@@ -259,19 +273,45 @@ impl Volume {
             if bytes <= late {
                 return self.take(most).await;
             }
+            if !are_all_read {
+                return Ok(Captured::TooMuch);
+            }
             let mut left = bytes;
             let too_much = files.into_iter().take_while(|(bytes, _)| {
                 let is_too_much = left > RIDING_BYTES / 2;
                 left -= bytes;
                 is_too_much
             });
-            let flushes = too_much.map(|(_, inode)| self.flush_file(inode, epoch, Reach::All));
-            stream::iter(flushes.collect::<Vec<_>>())
-                .buffer_unordered(FLUSHES_AT_ONCE)
-                .try_collect::<()>()
-                .await?;
+            let inodes = too_much.map(|(_, inode)| inode).collect();
+            are_all_read = self.flush_all(inodes, epoch, is_brief).await?;
+            if !are_all_read {
+                most.bytes = most.bytes.max(most.unread + LATE_BYTES_MAX);
+            }
         }
         Ok(Captured::TooMuch)
+    }
+
+    /// Stores the dirty bytes of files. If `is_brief`, returns false if some of them were left,
+    /// because the tree was not read in time.
+    async fn flush_all(
+        &self,
+        inodes: Vec<u64>,
+        epoch: u64,
+        is_brief: bool,
+    ) -> Result<bool, VolumeError> {
+        let flushes = inodes.into_iter().map(|inode| async move {
+            match is_brief {
+                true => self.flush_briefly(inode, epoch).await,
+                false => self
+                    .flush_file(inode, epoch, Reach::All)
+                    .await
+                    .map(|()| true),
+            }
+        });
+        stream::iter(flushes.collect::<Vec<_>>())
+            .buffer_unordered(FLUSHES_AT_ONCE)
+            .try_fold(true, |all, one| async move { Ok(all && one) })
+            .await
     }
 
     /// Takes the changes as of one moment.

@@ -342,7 +342,7 @@ impl Committer {
         let layer = {
             let mut state = self.volume.view.state()?.lock();
             state.covered = state.covered.max(cut.covered);
-            state.committed(tree)
+            state.committed(tree, cut.next_inode)
         };
         self.cut = None;
         self.generation = generation;

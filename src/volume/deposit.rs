@@ -46,7 +46,7 @@ impl Volume {
         };
         self.view
             .transact(|run| {
-                run.count_inode();
+                run.make_inode(inode);
                 run.set_attributes(inode, attributes);
                 run.set(Key::orphan(inode), Some(Item::Orphan));
                 Ok(())

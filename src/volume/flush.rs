@@ -8,7 +8,6 @@
 //! of a layer are cut to fit everything below it.
 
 use std::ops::Range;
-use std::time::Duration;
 
 use bkfs_chunker::extent::{StoredExtent, StoredRun};
 use bkfs_chunker::ingest::{Profile, detect};
@@ -19,16 +18,13 @@ use crate::tree::item::{Attributes, Extent, Item};
 use crate::tree::key::{self, Key, KeyParts};
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
+use crate::volume::neighbours::{near, widen};
 use crate::volume::room::Held;
 use crate::volume::state::{Scope, VolumeState};
 
 /// Maximum size of a file that the tree holds, in bytes. A chunk of its own would cost more in
 /// names and frames than it holds.
 pub const INLINE_BYTES: u64 = 1024;
-
-/// The grid on which page files are split, in bytes: InnoDB's default page, two pages of
-/// PostgreSQL.
-const PAGE_BYTES: u64 = 16 * 1024;
 
 /// Number of files that are flushed concurrently. It keeps all workers and uploads busy with small
 /// files.
@@ -55,10 +51,6 @@ const SHORT_BYTES: u64 = 4 * 1024;
 /// Maximum number of extents that are removed in one step when a range is emptied. It bounds
 /// memory, whatever the size of the hole.
 const HOLE_EXTENTS: usize = 4096;
-
-/// Time limit for reading the bytes between runs that are near each other. Storing them must not
-/// wait for a silent store, because the spool would take them.
-const NEAR_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The part of a file to store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +102,63 @@ impl Volume {
     ) -> Result<(), VolumeError> {
         let lock = self.flushing.lock_for(inode);
         let _flushing = lock.lock().await;
+        self.flush_layers(inode, epoch, reach).await
+    }
+
+    /// Stores all dirty bytes of `inode` as [`Volume::flush_file`] does. Returns false if the tree is
+    /// not read in time, or another task stores the file.
+    ///
+    /// Cancel safety and errors: as [`Volume::flush_file`].
+    pub(super) async fn flush_briefly(&self, inode: u64, epoch: u64) -> Result<bool, VolumeError> {
+        let lock = self.flushing.lock_for(inode);
+        let Some(_flushing) = self.brief_reads.wait(lock.lock()).await else {
+            return Ok(false);
+        };
+        if !self.is_tree_read(inode).await? {
+            return Ok(false);
+        }
+        let flushed = self.flush_layers(inode, epoch, Reach::All).await;
+        flushed.map(|()| true)
+    }
+
+    /// Reads what is needed to store all dirty bytes of a file. Returns false if a part of it is not
+    /// read in time. Some bytes stored, and the rest not, would be worse than nothing: a journal
+    /// that carries the rest needs the tree for what lies between.
+    async fn is_tree_read(&self, inode: u64) -> Result<bool, VolumeError> {
+        let scope = Scope::Live;
+        let (runs, size) = {
+            let state = self.view.state()?.lock();
+            let data = state.layers(scope);
+            let data = data.filter_map(|layer| layer.data.get(&inode));
+            let runs = data.flat_map(|ranges| ranges.runs_from(0));
+            let attributes = state.attributes(scope, inode);
+            let size = attributes.map_or(0, |attributes| attributes.size_bytes);
+            (runs.collect::<Vec<_>>(), size)
+        };
+        if size <= INLINE_BYTES {
+            let contents = Box::pin(self.view.read(scope, inode, 0..size));
+            return Ok(self.brief_reads.read(contents).await?.is_some());
+        }
+        let inline = Key::inline(inode);
+        let inline = Box::pin(self.view.item(scope, &inline));
+        if self.brief_reads.read(inline).await?.is_none() {
+            return Ok(false);
+        }
+        for (run, is_data) in runs {
+            let read = Box::pin(async {
+                match is_data {
+                    true => self.view.extents(scope, inode, run).await.map(drop),
+                    false => self.hole_step(inode, scope, run).await.map(drop),
+                }
+            });
+            if self.brief_reads.read(read).await?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn flush_layers(&self, inode: u64, epoch: u64, reach: Reach) -> Result<(), VolumeError> {
         let older = self
             .view
             .state()?
@@ -203,30 +252,21 @@ impl Volume {
         }))
     }
 
-    /// Extends a chosen run by the runs near it, with the bytes between them. Returns false if
-    /// those bytes cannot be read; then the run stays as it is.
+    /// Extends a chosen run by the runs near it, with the bytes between them. Returns false if those
+    /// bytes cannot be read; then the run stays as it is.
     async fn take_near<'a>(&'a self, inode: u64, scope: Scope, picked: &mut Picked<'a>) -> bool {
         let range = picked.range.start..picked.near_end;
         if range == picked.range {
             return true;
         }
         let held = self.room.hold(range.end - range.start);
-        let read = self.view.read(scope, inode, range.clone());
-        match tokio::time::timeout(NEAR_PATIENCE, read).await {
-            Ok(Ok(data)) => {
-                (picked.range, picked.data) = (range, Some(data));
-                picked._held = Some(held);
-                true
-            }
-            Ok(Err(error)) => {
-                tracing::debug!("inode {inode} is stored piece by piece: {error}");
-                false
-            }
-            Err(_) => {
-                tracing::debug!("inode {inode} is stored piece by piece: the store is slow");
-                false
-            }
-        }
+        let read = Box::pin(self.view.read(scope, inode, range.clone()));
+        let Some(data) = near(&self.brief_reads, inode, read).await else {
+            return false;
+        };
+        (picked.range, picked.data) = (range, Some(data));
+        picked._held = Some(held);
+        true
     }
 
     /// Stores a chosen run. Returns false if nothing of it could be stored yet.
@@ -245,19 +285,15 @@ impl Volume {
             return Ok(true);
         };
         let profile = self.profile(inode, epoch, &picked.attributes, range.start, &data)?;
-        let (start, before) = self.widen_left(inode, scope, profile, range.start).await?;
-        let after = if picked.more {
-            Vec::new()
-        } else {
-            self.widen_right(
-                inode,
-                scope,
-                profile,
-                range.end,
-                picked.attributes.size_bytes,
-            )
-            .await?
+        let end = (!picked.more).then_some(picked.attributes.size_bytes);
+        let widened = Box::pin(widen(&self.view, (inode, scope), profile, (&range, end)));
+        // Without a spool the run waits for the store anyway.
+        let widened = match self.ingest.spool() {
+            Some(_) => near(&self.brief_reads, inode, widened).await,
+            None => Some(widened.await?),
         };
+        let (start, before, after) =
+            widened.unwrap_or_else(|| (range.start, Vec::new(), Vec::new()));
         let run: Vec<Bytes> = before.into_iter().chain(data).chain(after).collect();
         let (ingest, is_end) = (&self.ingest, !picked.more);
         let stored = match picked.is_private {
@@ -377,52 +413,6 @@ impl Volume {
             attributes.profile = profile as u8
         });
         Ok(profile)
-    }
-
-    /// Returns the offset at which the run must start to be split as if the file had been written
-    /// at once, and the stored bytes from there to `start`.
-    async fn widen_left(
-        &self,
-        inode: u64,
-        scope: Scope,
-        profile: Profile,
-        start: u64,
-    ) -> Result<(u64, Vec<Bytes>), VolumeError> {
-        if start == 0 {
-            return Ok((0, Vec::new()));
-        }
-        let mut from = start;
-        let neighbours = self.view.extents(scope, inode, start - 1..start).await?;
-        if let Some(placed) = neighbours.first() {
-            // Only an extent that begins at the start of its target begins where a segment begins.
-            // An extent that was cut at its front does not.
-            if placed.extent.open && placed.extent.target_offset == 0 && placed.end() == start {
-                from = placed.offset;
-            }
-        }
-        if profile == Profile::Grid {
-            from = from.min(start - start % PAGE_BYTES);
-        }
-        if from == start {
-            return Ok((start, Vec::new()));
-        }
-        Ok((from, self.view.read(scope, inode, from..start).await?))
-    }
-
-    /// Returns the rest of the last page of a page file, if the file continues after the run.
-    async fn widen_right(
-        &self,
-        inode: u64,
-        scope: Scope,
-        profile: Profile,
-        end: u64,
-        size: u64,
-    ) -> Result<Vec<Bytes>, VolumeError> {
-        let to = end.next_multiple_of(PAGE_BYTES).min(size);
-        if profile != Profile::Grid || to <= end {
-            return Ok(Vec::new());
-        }
-        self.view.read(scope, inode, end..to).await
     }
 
     /// Stores a small file in the tree, or moves a file out of the tree that has grown too long for

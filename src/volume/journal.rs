@@ -39,6 +39,10 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Time without an acknowledgement of the store after which the spool is enough for a close.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Time without an acknowledgement of the store after which a journal takes the place of a commit.
+/// A commit may compute or send for a while before the store acknowledges anything.
+const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Maximum length of a journal, in bytes. A commit replaces a longer one.
 const JOURNAL_BYTES_MAX: usize = 32 * 1024 * 1024;
 
@@ -136,8 +140,6 @@ pub struct JournalTask {
     landing: JoinSet<()>,
     /// The number of journals, and of bytes in them, since a commit was last requested.
     uncommitted: (u64, u64),
-    /// The maximum length of a journal, in bytes.
-    bytes_max: usize,
 }
 
 /// The outcome of writing a journal.
@@ -172,26 +174,18 @@ pub async fn keep_everything(
         is_local: true,
         landing: JoinSet::new(),
         uncommitted: (0, 0),
-        bytes_max: LAST_JOURNAL_BYTES_MAX,
     };
-    let too_much = || VolumeError::Commit("too much was changed for a journal".into());
     bring(&volume, &journaler.journal, Aim::Local).await?;
     // Changes of a failed volume that no journal entry carries cannot be told from the changes that
     // it has lost.
     if let Some(error) = volume.failure() {
         return Err(error);
     }
-    let taken = match volume.capture_all().await? {
-        Captured::Nothing => return Ok(()),
-        Captured::TooMuch => return Err(too_much()),
-        Captured::Changes(taken) => taken,
-    };
-    match journaler.write_captured(&taken, Aim::Local).await? {
-        Outcome::TooMuch => Err(too_much()),
-        Outcome::Written => {
-            taken.written();
-            Ok(())
-        }
+    match journaler.keep_all().await? {
+        true => Ok(()),
+        false => Err(VolumeError::Commit(
+            "too much was changed for a journal".into(),
+        )),
     }
 }
 
@@ -206,7 +200,6 @@ impl JournalTask {
             is_local: false,
             landing: JoinSet::new(),
             uncommitted: (0, 0),
-            bytes_max: JOURNAL_BYTES_MAX,
         })
     }
 
@@ -481,19 +474,69 @@ impl JournalTask {
         }
         let taken = match self.volume.capture().await? {
             Captured::Nothing => return Ok(()),
-            Captured::TooMuch => return self.volume.commit().await.map(|_| ()),
+            Captured::TooMuch => return self.commit_or_keep(aim).await,
             Captured::Changes(taken) => taken,
         };
-        match self.write_captured(&taken, aim).await? {
+        match self
+            .write_captured(&taken, (aim, JOURNAL_BYTES_MAX))
+            .await?
+        {
             Outcome::Written => {
                 taken.written();
                 Ok(())
             }
             Outcome::TooMuch => {
                 drop(taken);
-                self.volume.commit().await.map(|_| ())
+                self.commit_or_keep(aim).await
             }
         }
+    }
+
+    /// Commits what is too much for a journal. While the store acknowledges nothing, or if it fails,
+    /// the spool takes it, in a journal without limits, unless `aim` is the bucket.
+    ///
+    /// Cancel safety: as [`JournalTask::write`].
+    async fn commit_or_keep(&mut self, aim: Aim) -> Result<(), VolumeError> {
+        let volume = self.volume.clone();
+        let mut committed = Box::pin(async { volume.commit().await.map(drop) });
+        if !self.journal.has_spool() || aim == Aim::Bucket {
+            return committed.await;
+        }
+        let failed = tokio::select! {
+            biased;
+            committed = &mut committed => match committed {
+                Err(error) if volume.failure().is_none() => Some(error),
+                committed => return committed,
+            },
+            () = volume.ingest.idle(COMMIT_PATIENCE) => None,
+        };
+        // The volume may have failed meanwhile: then nothing that it holds may be acknowledged.
+        if let Some(error) = volume.failure() {
+            return Err(error);
+        }
+        let is_kept = self.keep_all().await;
+        match (is_kept, failed) {
+            (Ok(true), _) => Ok(()),
+            (_, Some(error)) => Err(error),
+            (Ok(false) | Err(_), None) => committed.await,
+        }
+    }
+
+    /// Keeps all changes in the spool. Returns false if they are too much for one object.
+    ///
+    /// Cancel safety: as [`JournalTask::write`].
+    async fn keep_all(&mut self) -> Result<bool, VolumeError> {
+        let taken = match self.volume.capture_all().await? {
+            Captured::Nothing => return Ok(true),
+            Captured::TooMuch => return Ok(false),
+            Captured::Changes(taken) => taken,
+        };
+        let how = (Aim::Local, LAST_JOURNAL_BYTES_MAX);
+        let is_written = self.write_captured(&taken, how).await? == Outcome::Written;
+        if is_written {
+            taken.written();
+        }
+        Ok(is_written)
     }
 
     /// Describes the captured changes, settles the description as an entry, and sends the entry to
@@ -504,7 +547,7 @@ impl JournalTask {
     async fn write_captured(
         &mut self,
         capture: &Capture,
-        aim: Aim,
+        (aim, bytes_max): (Aim, usize),
     ) -> Result<Outcome, VolumeError> {
         let Some(operations) = self.volume.describe(capture).await? else {
             return Ok(Outcome::TooMuch);
@@ -522,7 +565,7 @@ impl JournalTask {
             (true, Aim::Local) => (ingest.keep().await?, false),
         };
         let operations = operations.encode();
-        if operations.len() > self.bytes_max {
+        if operations.len() > bytes_max {
             return Ok(Outcome::TooMuch);
         }
         let length = operations.len() as u64;

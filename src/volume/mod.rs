@@ -6,10 +6,12 @@
 //!
 //! ```text
 //!   namespace, data, attributes   operations: each a transaction on the layers
-//!   transaction, state, dirty     the layers in memory                   (dirty, state: pure)
+//!   transaction, state, dirty, new_inodes
+//!                                 the layers in memory       (dirty, state, new_inodes: pure)
 //!   state_lock                    their lock, and how long it is held
 //!   view, seek                    reads of layers and tree as one
 //!   flush, writeback              dirty bytes → extents; when that is done in the background
+//!   neighbours, brief_reads       what is read to store a run, and how long that is waited for
 //!   deposit                       a file that arrives as one stream, named when complete
 //!   commit, cut_items             layers → tree → root
 //!   commit_task                   when commits are made, and who waits for them
@@ -34,6 +36,7 @@ use tokio::sync::mpsc;
 
 use crate::clock::Clock;
 use crate::tree::item::Timestamp;
+use crate::volume::brief_reads::BriefReads;
 use crate::volume::error::VolumeError;
 use crate::volume::locks::InodeLocks;
 use crate::volume::requests::{QueuedCommit, QueuedFsync};
@@ -43,6 +46,7 @@ use crate::volume::usage::Usage;
 use crate::volume::view::View;
 
 pub mod attributes;
+mod brief_reads;
 pub mod capture;
 pub mod capturing;
 pub mod commit;
@@ -60,6 +64,8 @@ pub mod locks;
 pub mod mode;
 pub mod names;
 pub mod namespace;
+mod neighbours;
+pub mod new_inodes;
 pub mod nodes;
 pub mod operations;
 pub mod replay;
@@ -97,6 +103,7 @@ pub struct Volume {
     clock: Arc<dyn Clock>,
     usage: Usage,
     flushing: InodeLocks,
+    brief_reads: BriefReads,
     streaming: Mutex<HashSet<u64>>,
     /// True while a task makes room.
     relieving: AtomicBool,
@@ -157,18 +164,24 @@ impl Volume {
     pub fn new(parts: VolumeParts) -> (Arc<Volume>, mpsc::Receiver<QueuedCommit>) {
         let (requests, receiver) = mpsc::channel(64);
         let (fsyncs, fsyncs_waiting) = mpsc::channel(64);
+        let next_inode = parts.next_inode.max(FIRST_INODE);
+        // A frozen view takes no changes, and no inodes are made in it.
+        if let Ok(state) = parts.view.state() {
+            state.lock().new_inodes.begin_at(next_inode);
+        }
         let volume = Volume {
             view: parts.view,
             ingest: parts.ingest,
             clock: parts.clock,
             usage: Usage::default(),
             flushing: InodeLocks::default(),
+            brief_reads: BriefReads::default(),
             streaming: Mutex::new(HashSet::new()),
             relieving: AtomicBool::new(false),
             orphans: Mutex::new(HashSet::new()),
             room: Room::new(parts.limits),
             cut_gate: tokio::sync::RwLock::new(()),
-            next_inode: AtomicU64::new(parts.next_inode.max(FIRST_INODE)),
+            next_inode: AtomicU64::new(next_inode),
             health: tokio::sync::watch::Sender::new(None),
             last_commit: Mutex::new(None),
             has_rescued: AtomicBool::new(false),

@@ -143,7 +143,7 @@ impl Volume {
                 if let Some(target) = &new.target {
                     run.set(Key::symlink(inode), Some(Item::Symlink(target.clone())));
                 }
-                run.count_inode();
+                run.make_inode(inode);
                 run.set_attributes(inode, attributes);
                 Ok(Entry { inode, attributes })
             })

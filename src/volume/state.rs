@@ -30,6 +30,7 @@ use crate::tree::key::{self, Key, KeyParts};
 use crate::volume::delta::Delta;
 use crate::volume::dirty::{DirtyRanges, Part};
 use crate::volume::error::VolumeError;
+use crate::volume::new_inodes::NewInodes;
 
 /// Memory of an item of a layer in addition to its bytes: tree nodes and key headers, here and in
 /// the delta (an estimate, for the memory budget).
@@ -179,6 +180,8 @@ pub struct VolumeState {
     pub committing: Option<Layer>,
     /// The root node of the last committed tree.
     pub base: Id,
+    /// The inodes that the base has nothing of, so that it is not read for them.
+    pub new_inodes: NewInodes,
     /// The inodes and bytes of the volume now.
     pub totals: Totals,
     /// The counter of writes. Each dirty piece carries its value at the piece's last write.
@@ -202,6 +205,7 @@ impl VolumeState {
             active: Layer::new(1),
             committing: None,
             base,
+            new_inodes: NewInodes::default(),
             totals,
             stamp: 0,
             operation: 0,
@@ -271,7 +275,13 @@ impl VolumeState {
                 return Found::Absent;
             }
         }
-        Found::Below(self.base)
+        self.base_of(key).map_or(Found::Absent, Found::Below)
+    }
+
+    /// Returns the base, if it may have items of the inode of `key`.
+    fn base_of(&self, key: &Key) -> Option<Id> {
+        let is_new = key.inode().is_ok_and(|inode| self.new_inodes.has(inode));
+        (!is_new).then_some(self.base)
     }
 
     /// Returns the changes of one inode's items in `range`, at most `limit` of each layer, and the
@@ -280,7 +290,7 @@ impl VolumeState {
         let mut changes = Changes {
             items: BTreeMap::new(),
             complete_to: range.end.clone(),
-            base: Some(self.base),
+            base: self.base_of(&range.start),
         };
         for layer in self.layers(scope) {
             for (taken, (key, item)) in layer.items.range(range.clone()).enumerate() {
@@ -516,13 +526,15 @@ impl VolumeState {
         self.committing = Some(std::mem::replace(&mut self.active, next));
     }
 
-    /// Makes `base` the base, which contains the committing layer, and removes that layer.
+    /// Makes `base` the base, which contains the committing layer, and removes that layer. Inodes
+    /// from `next_inode` on were made after the cut of that layer.
     ///
     /// It returns the layer, because freeing a million items takes longer than the state may be
     /// locked: the caller unlocks the state first.
     #[must_use = "the layer is to be freed after the state is unlocked"]
-    pub fn committed(&mut self, base: Id) -> Option<Layer> {
+    pub fn committed(&mut self, base: Id, next_inode: u64) -> Option<Layer> {
         self.base = base;
+        self.new_inodes.begin_at(next_inode);
         self.committing.take()
     }
 
@@ -610,6 +622,27 @@ mod tests {
             state.storing_layer(2, 8).is_none(),
             "no layer has it any more"
         );
+    }
+
+    #[test]
+    fn the_tree_is_not_asked_for_inodes_that_were_made_after_it() {
+        let mut state = state();
+        let is_below = |state: &VolumeState, inode| {
+            let range = key::extents_beginning(inode, 0..u64::MAX);
+            let has_base = state.changes(Scope::Live, &range, 1).base.is_some();
+            let found = state.find(Scope::Live, &Key::inline(inode));
+            assert_eq!(matches!(found, Found::Below(_)), has_base, "{inode}");
+            has_base
+        };
+        state.new_inodes.begin_at(8);
+        state.new_inodes.made(9);
+        let seen = [7, 8, 9, 10].map(|inode| is_below(&state, inode));
+        assert_eq!(seen, [true, false, false, true]);
+        state.cut();
+        state.new_inodes.made(10);
+        drop(state.committed(Id([1; 32]), 10));
+        let seen = [8, 9, 10, 11].map(|inode| is_below(&state, inode));
+        assert_eq!(seen, [true, true, false, true]);
     }
 
     #[test]

@@ -41,6 +41,7 @@ pub type Step<T> = Result<T, Stop>;
 #[derive(Debug)]
 enum Effect {
     Set(Key, Option<Item>),
+    Make(u64),
     Drop(u64),
     Zero { inode: u64, range: Range<u64> },
 }
@@ -99,9 +100,10 @@ impl Transaction<'_> {
         self.set(Key::attributes(inode), Some(Item::Attributes(attributes)));
     }
 
-    /// Counts a new inode.
-    pub fn count_inode(&mut self) {
+    /// Notes a new inode.
+    pub fn make_inode(&mut self, inode: u64) {
         self.inodes += 1;
+        self.effects.push(Effect::Make(inode));
     }
 
     /// Counts a change of the allocated bytes.
@@ -133,6 +135,7 @@ fn apply(
     for effect in effects {
         match effect {
             Effect::Set(key, item) => state.change_item(key, item),
+            Effect::Make(inode) => state.new_inodes.made(inode),
             Effect::Drop(inode) => state.drop_inode(inode),
             Effect::Zero { inode, range } => {
                 let zeroes = range.clone();

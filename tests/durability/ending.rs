@@ -418,3 +418,37 @@ fn a_mount_that_is_dropped_before_it_begins_commits_nothing_later() {
 async fn root_of(world: &World) -> Bytes {
     world.faults.get("root").await.expect("there").0
 }
+
+/// What is written goes on where the bucket alone has the bytes before it, or the rest of a page.
+/// The store is silent for good.
+#[test]
+fn writing_on_in_an_outage_keeps_no_closed_file_from_the_spool() {
+    let pages = [b"SQLite format 3\0".to_vec(), noise(3, 4_000_000)].concat();
+    let appended = (noise(1, 1_118_576), 1_118_576, 2_451_424);
+    for (old, offset, length) in [appended, (pages, 1_000_001, 2_000_000)] {
+        paused(async {
+            let world = World::new(seconds(60)).await;
+            let mount = world.mount().await;
+            mount.put("file", &old).await;
+            let volume = mount.0.volume().expect("writable").clone();
+            volume.commit().await.expect("committed");
+            end(mount, seconds(60)).await.expect("ended");
+            let mount = world.mount().await;
+            world.fails_with(Fault::Hang);
+            mount.put("before", b"closed").await;
+            let new = noise(2, length);
+            mount.write_on("file", offset as u64, &new).await;
+            mount.put("after", b"closed").await;
+            tokio::time::sleep(seconds(6)).await;
+            drop(mount);
+            let again = world.mount_again().await;
+            for name in ["before", "after"] {
+                assert_eq!(again.read(name).await, Some(b"closed".to_vec()), "{name}");
+            }
+            let mut expected = old;
+            expected.resize(expected.len().max(offset + length), 0);
+            expected[offset..offset + length].copy_from_slice(&new);
+            assert!(again.read("file").await == Some(expected), "{offset}");
+        });
+    }
+}

@@ -5,6 +5,7 @@
 
 mod allocated;
 mod closing;
+mod cold;
 mod collecting;
 mod copying;
 mod crashes;

@@ -128,7 +128,7 @@ impl World {
             spool: (self.spool_bytes > 0).then_some(spool),
         };
         let handle = tokio::runtime::Handle::current();
-        plan.assemble(&handle).await
+        Box::pin(plan.assemble(&handle)).await
     }
 
     /// Makes the store work again, and mounts once more on the same machine.
@@ -175,11 +175,17 @@ impl Mount {
         let created = ask(self, |vfs, reply| vfs.create(CALLER, create, reply)).await;
         let created = created.expect("created");
         let (ino, handle) = (created.entry.attributes.ino, created.opened.handle);
+        self.write_at((ino, handle), 0, data).await;
+        (ino, handle)
+    }
+
+    /// Writes to an open file, in pieces of 1 MiB.
+    pub async fn write_at(&self, (ino, handle): (Ino, Handle), offset: u64, data: &[u8]) {
         for (index, data) in data.chunks(1 << 20).enumerate() {
             let write = Write {
                 ino,
                 handle,
-                offset: (index as u64) << 20,
+                offset: offset + ((index as u64) << 20),
                 data,
                 from_cache: false,
                 kill_privileges: false,
@@ -187,7 +193,36 @@ impl Mount {
             let written = ask(self, |vfs, reply| vfs.write(write, reply)).await;
             written.expect("written");
         }
-        (ino, handle)
+    }
+
+    /// Opens a file that is there for writing.
+    pub async fn open(&self, name: &str) -> (Ino, Handle) {
+        let found = ask(self, |vfs, reply| {
+            vfs.lookup(CALLER, Ino(1), name.as_bytes(), reply)
+        });
+        let bkfs_fuse::Lookup::Found(entry) = found.await.expect("looked up") else {
+            panic!("{name} is absent");
+        };
+        let ino = entry.attributes.ino;
+        let flags = OpenFlags {
+            write: true,
+            ..OpenFlags::default()
+        };
+        let opened = ask(self, |vfs, reply| vfs.open(CALLER, ino, flags, reply)).await;
+        (ino, opened.expect("opened").handle)
+    }
+
+    /// Writes to a file that is there, and closes it.
+    pub async fn write_on(&self, name: &str, offset: u64, data: &[u8]) {
+        let file = self.open(name).await;
+        self.write_at(file, offset, data).await;
+        self.close(file).await;
+    }
+
+    /// Closes a file.
+    pub async fn close(&self, (ino, handle): (Ino, Handle)) {
+        let closed = ask(self, |vfs, reply| vfs.flush(ino, handle, reply)).await;
+        closed.expect("closed");
     }
 
     /// Writes a file and closes it.
@@ -212,7 +247,13 @@ impl Mount {
         ask(self, |vfs, reply| vfs.fsync(ino, handle, false, reply)).await
     }
 
+    /// Reads a file from its start; none if there is none.
     pub async fn read(&self, name: &str) -> Option<Vec<u8>> {
+        self.read_at(name, 0, 64 << 20).await
+    }
+
+    /// Reads at most `size` bytes of a file; none if there is no file.
+    pub async fn read_at(&self, name: &str, offset: u64, size: u32) -> Option<Vec<u8>> {
         let found = ask(self, |vfs, reply| {
             vfs.lookup(CALLER, Ino(1), name.as_bytes(), reply)
         });
@@ -228,8 +269,8 @@ impl Mount {
         let read = Read {
             ino,
             handle: opened.expect("opened").handle,
-            offset: 0,
-            size: 64 << 20,
+            offset,
+            size,
         };
         let read = ask(self, |vfs, reply| vfs.read(read, reply)).await;
         Some(read.expect("read").to_vec())

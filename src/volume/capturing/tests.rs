@@ -87,7 +87,7 @@ impl World {
                         |key: &Key| matches!(key.parse(), Ok(key::KeyParts::Extent { .. }));
                     layer.data.is_empty() && !layer.items.keys().any(is_content)
                 });
-                if is_stored && let Some(layer) = self.state.committed(Id([1; 32])) {
+                if is_stored && let Some(layer) = self.state.committed(Id([1; 32]), u64::MAX) {
                     let is_below = |key: &&Key| self.has_below(key);
                     let in_tree = layer.items.keys().filter(is_below).cloned();
                     self.in_tree.extend(in_tree.collect::<Vec<_>>());
@@ -278,7 +278,7 @@ fn a_delta_that_was_committed_meanwhile_does_not_come_back() {
     let epoch = state.active.epoch;
     let taken = take_delta(&mut state);
     state.cut();
-    drop(state.committed(Id([1; 32])));
+    drop(state.committed(Id([1; 32]), u64::MAX));
     state.return_delta(epoch, taken);
     assert!(!state.is_unjournaled());
 }

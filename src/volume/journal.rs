@@ -25,7 +25,7 @@ use crate::volume::Volume;
 use crate::volume::capture::{Capture, Captured};
 use crate::volume::error::VolumeError;
 use crate::volume::flush::Reach;
-use crate::volume::landing::{Aim, PATIENCE, bring, failed, land, send};
+use crate::volume::landing::{Aim, COMMIT_PATIENCE, PATIENCE, bring, failed, land, send};
 use crate::volume::operations::Content;
 use crate::volume::requests::QueuedFsync;
 
@@ -38,10 +38,6 @@ const RETRY: Duration = Duration::from_secs(2);
 
 /// Time without an acknowledgement of the store after which the spool is enough for a close.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
-
-/// Time without an acknowledgement of the store after which a journal takes the place of a commit.
-/// A commit may compute or send for a while before the store acknowledges anything.
-const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Maximum length of a journal, in bytes. A commit replaces a longer one.
 const JOURNAL_BYTES_MAX: usize = 32 * 1024 * 1024;

@@ -16,6 +16,10 @@ use crate::volume::root_failure::RootFailure;
 /// The same holds for files that are closed while an fsync waits.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Time without an acknowledgement of the store after which a journal takes the place of a commit.
+/// A commit may compute or send for a while before the store acknowledges anything.
+pub(super) const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
+
 /// The longest time between two commits that are asked for to make room in the spool.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 

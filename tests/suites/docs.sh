@@ -2,7 +2,7 @@
 # about: the pages in docs/: every session of commands succeeds and shows what the page shows, every
 # about: link leads somewhere, and the README is short
 # needs: program minio mc apt:make apt:man-db apt:mariadb-server apt:mariadb-backup apt:postgresql
-# needs: apt:rsync apt:restic apt:borgbackup
+# needs: apt:rsync apt:restic apt:borgbackup apt:pgbackrest
 # limit: 600
 . "$(dirname "$0")/../lib/common.sh"
 in_private_mounts

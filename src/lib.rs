@@ -10,6 +10,7 @@ pub mod compare;
 pub mod config;
 pub mod dump;
 pub mod environment;
+pub mod exposition;
 pub mod extents;
 pub mod fault;
 pub mod glob;

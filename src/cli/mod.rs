@@ -28,6 +28,7 @@ mod limits;
 mod lock;
 mod ls;
 mod manual;
+mod metrics;
 mod mount;
 mod named;
 pub mod options;
@@ -37,6 +38,7 @@ mod patience;
 mod profile;
 mod progress;
 mod put;
+mod readable_file;
 mod restore;
 mod run;
 mod runtime;
@@ -100,6 +102,7 @@ enum Command {
     Diff(diff::Diff),
     Find(find::Find),
     Stats(stats::StatsCommand),
+    Metrics(metrics::MetricsCommand),
     Restore(restore::Restore),
     Forget(forget::Forget),
     Gc(gc::Gc),
@@ -223,6 +226,7 @@ fn run_command(command: Command, global: &Global, output: &Output) -> Result<i32
         Command::Diff(command) => diff::run(command, global, output),
         Command::Find(command) => find::run(command, global, output),
         Command::Stats(command) => stats::run(command, global, output),
+        Command::Metrics(command) => metrics::run(command, global, output),
         Command::Restore(command) => restore::run(command, global, output),
         Command::Forget(command) => forget::run(command, global, output),
         Command::Gc(command) => gc::run(command, global, output),

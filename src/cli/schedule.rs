@@ -6,8 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -15,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::cli::output::{Failure, Output};
 use crate::cli::profile::configuration;
+use crate::cli::readable_file;
 use crate::cli::snapshots::columns;
 use crate::config::{Config, RepositoryProfile};
 use crate::schedule::unit::{Surroundings, owner, service, timer};
@@ -133,7 +133,7 @@ impl Install {
             disable(&stale)?;
         }
         for (file, text) in &all {
-            write(&self.place.directory.join(file), text)?;
+            readable_file::replace(&self.place.directory.join(file), text)?;
         }
         remove(&self.place.directory, &stale)?;
         let timers: Vec<&String> = all.keys().filter(|file| file.ends_with(".timer")).collect();
@@ -406,23 +406,6 @@ fn is(file: &str, extension: &str) -> bool {
 fn make_directory(path: &Path) -> Result<(), Failure> {
     fs::create_dir_all(path)
         .map_err(|error| Failure::new(format!("cannot make {}: {error}", path.display())))
-}
-
-/// Writes a unit that other users may read, as a whole or not at all.
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    let draft = path.with_extension("bkfs-draft");
-    let written = || {
-        let _ = fs::remove_file(&draft);
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o644)
-            .open(&draft)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&draft, path)
-    };
-    written().map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))
 }
 
 fn remove(directory: &Path, files: &[String]) -> Result<(), Failure> {

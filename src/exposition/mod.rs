@@ -151,7 +151,7 @@ impl Values {
             }),
             Values::Histogram(holds) => {
                 let limits = HOLD_LIMITS_US.iter().map(|limit_us| *limit_us as f64 / 1e6);
-                let limits = limits.chain([f64::MAX]);
+                let limits = limits.chain([f64::INFINITY]);
                 let buckets: Vec<_> = limits.zip(holds.counts).collect();
                 let count = holds.counts.iter().sum();
                 let sum = holds.total.as_secs_f64();
@@ -179,14 +179,14 @@ mod tests {
     #[test]
     fn a_family_has_its_help_and_type_before_its_value() {
         let mut text = Exposition::default();
-        text.counter("bytes_in", "What came \\ in.", 7);
+        text.counter("bytes_in", "What came in.", 7);
         text.gauge("inodes", "Inodes now.", 3);
         text.gauge("age_seconds", "An age.", 0.5);
         let volumes = vec![("a \"b\"\n".to_owned(), Number::Count(1))];
         text.gauges("snapshots", "Snapshots.", "volume", volumes);
         assert_eq!(
             text.into_text(&[("repository", "/srv/backup".to_owned())]),
-            "# HELP bkfs_bytes_in What came \\\\ in.\n# TYPE bkfs_bytes_in counter\n\
+            "# HELP bkfs_bytes_in What came in.\n# TYPE bkfs_bytes_in counter\n\
              bkfs_bytes_in_total{repository=\"/srv/backup\"} 7\n\
              # HELP bkfs_inodes Inodes now.\n# TYPE bkfs_inodes gauge\n\
              bkfs_inodes{repository=\"/srv/backup\"} 3\n\

@@ -11,9 +11,9 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::exposition::Exposition;
 use crate::json_name::with_name;
 use crate::mounting::advice::refusal;
-use crate::mounting::exposition::Exposition;
 use crate::mounting::scrubbing::Scrubbing;
 use crate::mounting::spooling::SpoolNews;
 use crate::mounting::supervisor::MountSupervisor;
@@ -260,6 +260,13 @@ impl MountControl {
         })
     }
 
+    /// Returns the number of files that are listed as lost.
+    fn lost(&self) -> u64 {
+        let losses = self.supervisor.as_ref();
+        let losses = losses.map(|supervisor| supervisor.losses());
+        losses.map_or(0, |losses| (losses.files.len() + losses.beyond) as u64)
+    }
+
     fn generation(&self) -> u64 {
         self.repository.handle.current().root.generation
     }
@@ -284,6 +291,18 @@ impl MountControl {
             "1 if the mount takes writes, 0 if it failed.",
             is_healthy,
         );
+        text.gauge(
+            "lost_files",
+            "Files with changes that were accepted and lost, until they are acknowledged.",
+            self.lost(),
+        );
+        if let Some(committed) = volume.last_commit() {
+            text.gauge(
+                "last_commit_timestamp_seconds",
+                "Unix time of the last commit of this mount.",
+                committed.seconds as f64,
+            );
+        }
         text.gauge("inodes", "Inodes of the volume.", totals.inodes);
         text.gauge(
             "content_bytes",
@@ -398,7 +417,11 @@ impl Control for MountControl {
         if let Some(volume) = self.current.volume() {
             self.expose(&volume, &mut text);
         }
-        text.into_text()
+        let labels = [
+            ("repository", self.repository.url.clone()),
+            ("volume", self.volume_name.clone()),
+        ];
+        text.into_text(&labels)
     }
 
     async fn handle(&self, request: Bytes) -> String {

@@ -44,7 +44,6 @@ mod base;
 pub mod control;
 pub mod ending;
 pub mod error;
-mod exposition;
 mod following;
 pub(crate) mod format;
 pub mod history;

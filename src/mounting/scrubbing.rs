@@ -16,9 +16,9 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
+use crate::exposition::Exposition;
 use crate::maintain::quarantine;
 use crate::maintain::scrub::{Facts, PositionFile, Scrubber, Surroundings};
-use crate::mounting::exposition::Exposition;
 use crate::repository::Repository;
 use crate::root::error::RootError;
 use crate::root::state::HolderInfo;

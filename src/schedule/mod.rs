@@ -26,6 +26,8 @@ pub struct Schedule {
     check: Option<CheckJob>,
     /// The copy to another repository.
     copy: Option<CopyJob>,
+    /// The metrics of the repository, in a file.
+    metrics: Option<MetricsJob>,
     /// The command that each job starts at its end if it has succeeded.
     on_success: Option<String>,
     /// The command that each job starts at its end if it has failed.
@@ -89,6 +91,16 @@ struct CopyJob {
     options: Vec<String>,
 }
 
+/// `bkfs metrics --textfile`. It starts no commands at its end: it runs often.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MetricsJob {
+    at: String,
+    delay: Option<String>,
+    /// The file.
+    textfile: PathBuf,
+}
+
 /// What a job does, when, and as which unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
@@ -106,6 +118,8 @@ pub struct Job {
     pub repositories: Vec<String>,
     /// The mount that it writes to, of a backup.
     pub mount: Option<PathBuf>,
+    /// The file that it writes, of metrics.
+    pub file: Option<PathBuf>,
 }
 
 /// Why a schedule cannot become units.
@@ -128,14 +142,17 @@ pub enum ScheduleError {
         /// The path.
         mount: PathBuf,
     },
+    /// The file of the metrics is not an absolute path.
+    #[error("the textfile of metrics is {}: it must be an absolute path", .0.display())]
+    Textfile(PathBuf),
 }
 
 impl Schedule {
     /// Returns the jobs of the repository with the profile `name`.
     ///
     /// # Errors
-    /// [`ScheduleError`] if a name cannot be that of a unit, or if a backup has no tool or a
-    /// relative mount.
+    /// [`ScheduleError`] if a name cannot be that of a unit, if a backup has no tool, or if a path
+    /// is relative.
     pub fn jobs(&self, name: &str) -> Result<Vec<Job>, ScheduleError> {
         let mut jobs = Vec::new();
         for (backup, job) in &self.run {
@@ -165,6 +182,16 @@ impl Schedule {
             let mut copy = maintenance(name, "copy", (&job.at, &job.delay), vec![copy])?;
             copy.repositories.push(job.to.clone());
             jobs.push(copy);
+        }
+        if let Some(job) = &self.metrics {
+            let Some(file) = job.textfile.to_str().filter(|_| job.textfile.is_absolute()) else {
+                return Err(ScheduleError::Textfile(job.textfile.clone()));
+            };
+            let command = ["metrics", "--textfile", file, name].map(str::to_owned);
+            let timing = (&job.at, &job.delay);
+            let mut metrics = maintenance(name, "metrics", timing, vec![command.into()])?;
+            metrics.file = Some(job.textfile.clone());
+            jobs.push(metrics);
         }
         Ok(jobs)
     }
@@ -202,6 +229,7 @@ impl Schedule {
             commands: vec![command],
             repositories: vec![name.to_owned()],
             mount: Some(job.mount.clone()),
+            file: None,
         })
     }
 }
@@ -248,6 +276,7 @@ fn maintenance(
         commands,
         repositories: vec![name.to_owned()],
         mount: None,
+        file: None,
     })
 }
 

@@ -14,13 +14,14 @@ const WHOLE: &str = "
     forget = { at = '04:00', delay = '0', gc_options = ['--undelete-window', '14d'] }
     check = { at = 'Sun 05:00', options = ['--read-data=5%'] }
     copy = { at = '06:00', to = 'second' }
+    metrics = { at = '*:0/10', textfile = '/srv/node exporter/bkfs.prom' }
 ";
 
 #[test]
 fn jobs_are_commands_of_bkfs() {
     let jobs = schedule(WHOLE).jobs("offsite").unwrap();
     let units: Vec<&str> = jobs.iter().map(|job| job.unit.as_str()).collect();
-    let expected = ["run-mysql", "forget", "check", "copy"];
+    let expected = ["run-mysql", "forget", "check", "copy", "metrics"];
     assert_eq!(units, expected.map(|unit| format!("bkfs-offsite-{unit}")));
     assert_eq!(jobs[0].delay, "5min");
     assert_eq!(jobs[1].delay, "0");
@@ -51,6 +52,11 @@ fn jobs_are_commands_of_bkfs() {
         ])]
     );
     assert_eq!(jobs[3].repositories, ["offsite", "second"]);
+    let file = "/srv/node exporter/bkfs.prom";
+    assert_eq!(
+        jobs[4].commands,
+        [["metrics", "--textfile", file, "offsite"]]
+    );
 }
 
 #[test]
@@ -92,6 +98,11 @@ fn arguments_reach_the_program_as_they_are() {
     );
     assert_eq!(owner(&text), Some("offsite"));
     assert_eq!(owner("[Unit]\n# bkfs schedule of offsite\n"), None);
+    let text = service(&jobs[4], &around).unwrap();
+    assert!(
+        text.contains("\nReadWritePaths=\"/srv/node exporter\"\n"),
+        "{text}"
+    );
     let escaped = r#"check = { at = 'daily', options = ['a\b"c', '', '$${X}'] }"#;
     let jobs = schedule(escaped).jobs("x").unwrap();
     let text = service(&jobs[0], &around).unwrap();
@@ -116,6 +127,11 @@ fn what_a_unit_cannot_hold_is_refused() {
         .jobs("a")
         .unwrap_err();
     assert_eq!(refused, ScheduleError::NoCommand("x".into()));
+    let relative = schedule("metrics = { at = 'daily', textfile = 'bkfs.prom' }");
+    assert_eq!(
+        relative.jobs("a").unwrap_err(),
+        ScheduleError::Textfile("bkfs.prom".into())
+    );
     let whole = schedule(WHOLE);
     for name in ["a/b", "", "a b", "a\nb", "%i"] {
         let refused = whole.jobs(name).unwrap_err();

@@ -122,6 +122,9 @@ pub fn service(job: &Job, around: &Surroundings<'_>) -> Result<String, ScheduleE
     for place in written {
         lines.push(format!("ReadWritePaths={}", path(place)?));
     }
+    if let Some(directory) = job.file.as_deref().and_then(Path::parent) {
+        lines.push(format!("ReadWritePaths={}", path(directory)?));
+    }
     Ok(lines.join("\n") + "\n")
 }
 

@@ -416,7 +416,7 @@ trouble() {
     wrong "not said: $(cat "$MNT/.bkfs/status")"
   exits 0 bkfs status "$MNT"
   says 'health +waiting' "store +has not answered as needed since .*: $cause" 'waiting .*fail in'
-  grep -q 'bkfs_store_outage_seconds [1-9]' "$MNT/.bkfs/metrics" || wrong "metrics do not say it"
+  grep -q '^bkfs_store_outage_seconds{.*} [1-9]' "$MNT/.bkfs/metrics" || wrong "metrics do not say it"
   wait_for 3 grep -q "has not answered as needed .*($cause)" "$SUITE_TMP/daemon" ||
     wrong "the log does not say it: $(cat "$SUITE_TMP/daemon")"
   kill -0 $writer || wrong "it does not wait: $(cat "$SUITE_TMP/writer")"

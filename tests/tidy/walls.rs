@@ -34,6 +34,7 @@ pub const PURE: &[&str] = &[
     "src/extents",
     "src/retain",
     "src/schedule",
+    "src/exposition",
     "src/printable",
     "src/json_name",
     "src/units",

@@ -25,8 +25,10 @@ two_snapshots() {
   export BKFS_PASSWORD_FILE=/etc/bkfs.password
   bkfs mount s3://bucket/prefix /backup
   mkdir -p /backup/etc /backup/db
-  echo '/dev/vda / ext4 defaults 0 1' >/backup/etc/fstab
+  # No file is closed while the large one is written: a journal would store its beginning, and of
+  # that a chunk that nothing needs in the end.
   head -c 3000000 /dev/urandom >/backup/db/t1.ibd
+  echo '/dev/vda / ext4 defaults 0 1' >/backup/etc/fstab
   bkfs snapshot /backup monday
   head -c 1000 /dev/urandom >>/backup/db/t1.ibd
   bkfs snapshot /backup tuesday
@@ -100,7 +102,7 @@ start_postgresql_again() {
   as_postgres "$PG_BIN/pg_ctl" -D "$PGDATA" -w -t 60 -l "$PGDATA/log" start
 }
 start_postgresql() {
-  install -d -o postgres -m 700 "$PGDATA"
+  install -d -o postgres -g postgres -m 700 "$PGDATA"
   as_postgres "$PG_BIN/initdb" -D "$PGDATA" --no-sync -A trust
   echo "unix_socket_directories = '/tmp'
     listen_addresses = ''" >>"$PGDATA/postgresql.conf"

@@ -366,11 +366,14 @@ class Round:
 
     def restore(self, machine, name, judged):
         target = self.place / "restored"
-        machine.must("restore", self.url, name, target)
-        wrong = judged([oracle.scan(target / f"w{number}") for number in range(WORKERS)])
-        if wrong:
-            raise Wrong(f"snapshot {name}: " + "\n".join(wrong))
-        shutil.rmtree(target)
+        try:
+            machine.must("restore", self.url, name, target)
+            wrong = judged([oracle.scan(target / f"w{number}") for number in range(WORKERS)])
+            if wrong:
+                raise Wrong(f"snapshot {name}: " + "\n".join(wrong))
+        finally:
+            # Another snapshot may be what is looked for.
+            shutil.rmtree(target, ignore_errors=True)
 
     def settle_owed(self):
         """What only a machine's spool had when another one took the volume becomes a snapshot."""

@@ -38,10 +38,10 @@ pub fn run(command: MetricsCommand, global: &Global, output: &Output) -> Result<
     let text = block_on(async {
         let (url, global) = target(&command.url, global)?;
         let repository = open(&url, &global).await?;
-        let snapshots = repository.snapshots().await?;
-        let root = repository.handle.current().root.clone();
+        // The list alone: the index of a large repository takes long.
+        let (view, snapshots) = (repository.lists.current_snapshots(&repository.handle)).await?;
         let mut text = Exposition::default();
-        repository::expose(&root, &snapshots, &mut text);
+        repository::expose(&view.root, &snapshots, &mut text);
         let labels = [("repository", repository.url.to_string())];
         Ok::<_, Failure>(text.into_text(&labels))
     })?;

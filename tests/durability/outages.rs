@@ -367,7 +367,9 @@ async fn trouble_is_told_within_five_seconds_with_its_cause_until_it_is_over() {
             );
             let metrics = mount.assembled.vfs.control().metrics();
             assert!(
-                metrics.contains("\nbkfs_store_outage_seconds 5\n"),
+                metrics.contains(
+                    "\nbkfs_store_outage_seconds{repository=\"/memory\",volume=\"main\"} 5\n"
+                ),
                 "{metrics}"
             );
             mount.faults.heal();

@@ -102,23 +102,31 @@ impl Volume {
     ) -> Result<(), VolumeError> {
         let lock = self.flushing.lock_for(inode);
         let _flushing = lock.lock().await;
-        self.flush_layers(inode, epoch, reach).await
+        let older = self
+            .view
+            .state()?
+            .lock()
+            .committing
+            .as_ref()
+            .map(|layer| layer.epoch);
+        if let Some(older) = older.filter(|older| *older < epoch) {
+            self.flush_layer(inode, older, Reach::All).await?;
+        }
+        self.flush_layer(inode, epoch, reach).await
     }
 
     /// Stores all dirty bytes of `inode` as [`Volume::flush_file`] does. Returns false if the tree is
-    /// not read in time, or another task stores the file.
+    /// not read in time.
     ///
     /// Cancel safety and errors: as [`Volume::flush_file`].
     pub(super) async fn flush_briefly(&self, inode: u64, epoch: u64) -> Result<bool, VolumeError> {
-        let lock = self.flushing.lock_for(inode);
-        let Some(_flushing) = self.brief_reads.wait(lock.lock()).await else {
-            return Ok(false);
-        };
+        // Another task that stores the file may wait for the same part of the tree. So that is read
+        // before its lock is waited for.
         if !self.is_tree_read(inode).await? {
             return Ok(false);
         }
-        let flushed = self.flush_layers(inode, epoch, Reach::All).await;
-        flushed.map(|()| true)
+        self.flush_file(inode, epoch, Reach::All).await?;
+        Ok(true)
     }
 
     /// Reads what is needed to store all dirty bytes of a file. Returns false if a part of it is not
@@ -156,20 +164,6 @@ impl Volume {
             }
         }
         Ok(true)
-    }
-
-    async fn flush_layers(&self, inode: u64, epoch: u64, reach: Reach) -> Result<(), VolumeError> {
-        let older = self
-            .view
-            .state()?
-            .lock()
-            .committing
-            .as_ref()
-            .map(|layer| layer.epoch);
-        if let Some(older) = older.filter(|older| *older < epoch) {
-            self.flush_layer(inode, older, Reach::All).await?;
-        }
-        self.flush_layer(inode, epoch, reach).await
     }
 
     async fn flush_layer(&self, inode: u64, epoch: u64, reach: Reach) -> Result<(), VolumeError> {

@@ -176,6 +176,7 @@ impl Writing {
     ///
     /// # Errors
     /// Errors of store, spool and root. The session has then left the root, if that was possible.
+    /// Exception: [`OpenSession::end_unbegun`].
     pub(super) async fn start(
         &self,
         open: OpenSession,
@@ -199,7 +200,7 @@ impl Writing {
                 Ok((live, writer))
             }
             Err(error) => {
-                if let Err(left) = open.end().await {
+                if let Err(left) = open.end_unbegun().await {
                     tracing::warn!("the session stays in the root: {left}");
                 }
                 Err(error)

@@ -42,6 +42,8 @@ pub struct OpenSession {
     gaps: Vec<Gap>,
     /// Ended sessions that leave no recovery base.
     claimed: Vec<SessionId>,
+    /// Sessions of the same mount from which it may have taken the volume.
+    former: Vec<SessionId>,
 }
 
 impl OpenSession {
@@ -169,14 +171,16 @@ impl OpenSession {
             ended_sessions: Vec::new(),
             gaps: Vec::new(),
             claimed: Vec::new(),
+            former: Vec::new(),
         }
     }
 
     /// Lets a new session take the volume over from this one, which can store nothing more. The
     /// operations that this session acknowledged are then replayed. `accepts_loss` has the meaning
     /// of [`VolumeRequest::accept_loss`]. The id of the new session is added to `successors` before
-    /// it enters the root: if this call or what follows it fails, that session may hold the volume.
-    /// The next call succeeds it then in the place of this session.
+    /// it enters the root: if this call or what follows it fails, that session may hold the volume,
+    /// or be the only one of this mount in the root. The next call then succeeds it in the place of
+    /// this session.
     ///
     /// Cancel safety: as of [`Self::open`]. This session may be ending in the root then.
     ///
@@ -204,14 +208,15 @@ impl OpenSession {
         };
         // A successor whose entry had no answer may be made by that.
         let view = handle.settle().await?;
-        let held_by = view
-            .root
-            .volumes
-            .get(&volume)
-            .and_then(|entry| entry.holder);
-        let former = held_by.filter(|held_by| successors.contains(held_by));
+        let root = &view.root;
+        let holder = root.volumes.get(&volume).and_then(|entry| entry.holder);
+        let ours = [&[self.id], successors.as_slice()].concat();
+        let last = ours.iter().rfind(|id| match holder {
+            Some(holder) => **id == holder,
+            None => root.sessions.contains_key(id),
+        });
+        let claim = Claim::Succeed(*last.unwrap_or(&self.id));
         let known = look_before(handle, &volume, accepts_loss).await?;
-        let claim = Claim::Succeed(former.unwrap_or(self.id));
         successors.push(entering.id);
         let base = entering.enter(Some((&volume, claim))).await?;
         let request = VolumeRequest {
@@ -223,6 +228,7 @@ impl OpenSession {
             base,
             taken_from: None,
             known,
+            former: ours,
         };
         Self::begin(entering, request, entered).await
     }
@@ -246,6 +252,7 @@ impl OpenSession {
             base,
             taken_from,
             known,
+            former,
         } = entered;
         let heartbeat = Heartbeat::start(handle.clone(), id, Some(volume.clone()), base);
         let mut session = Self {
@@ -257,12 +264,13 @@ impl OpenSession {
             ended_sessions: Vec::new(),
             gaps: Vec::new(),
             claimed: [spools.empty, spools.brought].concat(),
+            former,
         };
         match session.find_ended_sessions(known, accept_loss).await {
             Ok(()) => Ok(session),
             Err(error) => {
                 // The ended sessions stay in the root for a later session that can replay them.
-                if let Err(left) = session.end().await {
+                if let Err(left) = session.end_unbegun().await {
                     tracing::warn!(error = %left,
                         "a session that could not begin stays in the root");
                 }
@@ -327,6 +335,26 @@ impl OpenSession {
         Ok(())
     }
 
+    /// Ends a session that could not begin to write. One that succeeded sessions of the same mount
+    /// stays in the root, with the volume, if none of those is there any more: the next successor
+    /// could not know that no other mount had the volume meanwhile.
+    ///
+    /// Cancel safety: as of [`Self::end`].
+    ///
+    /// # Errors
+    /// Those of [`Self::end`] and [`RootHandle::settle`]. The session then stays in the root.
+    pub async fn end_unbegun(self) -> Result<(), RootError> {
+        if !self.former.is_empty() {
+            // Its own commit may have removed them, and had no answer.
+            let view = self.handle.settle().await?;
+            let mut former = self.former.iter();
+            if !former.any(|id| view.root.sessions.contains_key(id)) {
+                return Ok(());
+            }
+        }
+        self.end().await
+    }
+
     /// Returns what ended sessions of the volume acknowledged and no commit covers, oldest session
     /// first. If there is any, it must be replayed and committed before this session accepts an
     /// operation: the root refuses a commit that leaves one of them out.
@@ -364,10 +392,8 @@ impl OpenSession {
             accept_loss(&self.handle, ended_session).await?;
         }
         self.gaps = gaps;
-        if ended_sessions
-            .iter()
-            .any(|ended_session| !ended_session.journals.is_empty())
-        {
+        let mut journals = ended_sessions.iter().map(|ended| &ended.journals);
+        if journals.any(|journals| !journals.is_empty()) {
             self.ended_sessions = ended_sessions;
             return Ok(());
         }
@@ -417,6 +443,8 @@ struct Entered {
     taken_from: Option<HolderInfo>,
     /// Journals that were read before the takeover.
     known: Known,
+    /// As of [`OpenSession`].
+    former: Vec<SessionId>,
 }
 
 impl Entering<'_> {
@@ -434,6 +462,7 @@ impl Entering<'_> {
                         base,
                         taken_from,
                         known,
+                        former: Vec::new(),
                     });
                 }
                 Err(error @ RootError::Refused(Refusal::Held { .. })) => last = Some(error),

@@ -30,6 +30,14 @@ const PATIENCE: Duration = Duration::from_secs(6);
 /// The same if more changed than a journal carries.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(15);
 
+/// Returns a mount with a file that [`remounted`] writes to.
+async fn world_with_a_first_file() -> (World, Mount) {
+    let world = World::new(seconds(60)).await;
+    let mount = world.mount().await;
+    mount.put("first", b"small").await;
+    (world, mount)
+}
+
 /// Commits what was written, and mounts again, with little of the tree in memory.
 async fn remounted(world: &World, mut mount: Mount) -> Mount {
     // The first mount after it carries out its journals. The last commit has the root node, but not
@@ -65,9 +73,7 @@ async fn closed_is_kept(
 #[test]
 fn a_large_new_file_keeps_no_closed_file_from_the_spool() {
     paused(async {
-        let world = World::new(seconds(60)).await;
-        let mount = world.mount().await;
-        mount.put("first", b"small").await;
+        let (world, mount) = world_with_a_first_file().await;
         for number in 0..FILES {
             let data = noise(number, 1000);
             mount.put(&format!("old-{number}"), &data).await;
@@ -84,9 +90,7 @@ fn a_large_new_file_keeps_no_closed_file_from_the_spool() {
 #[test]
 fn scattered_writes_keep_no_closed_file_from_the_spool() {
     paused(async {
-        let world = World::new(seconds(60)).await;
-        let mount = world.mount().await;
-        mount.put("first", b"small").await;
+        let (world, mount) = world_with_a_first_file().await;
         let file = mount.write("scattered", b"").await;
         for number in 0..EXTENTS {
             let data = noise(number, 64);
@@ -120,9 +124,7 @@ fn scattered_writes_keep_no_closed_file_from_the_spool() {
 #[test]
 fn files_that_are_written_on_keep_no_closed_file_from_the_spool() {
     paused(async {
-        let world = World::new(seconds(60)).await;
-        let mount = world.mount().await;
-        mount.put("first", b"small").await;
+        let (world, mount) = world_with_a_first_file().await;
         for number in 0..APPENDED {
             let data = noise(number, 100_000);
             mount.put(&format!("old-{number}"), &data).await;

@@ -1,12 +1,14 @@
 //! Acknowledged files when a mount is told to end while the store does not take them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs::mounting::error::MountingError;
+use bkfs::volume::Volume;
 use bkfs::volume::error::VolumeError;
 use bkfs_fuse::{Errno, Reply, Vfs};
 use bkfs_store::{Operation, Store, StoreErrorKind};
-use bkfs_testing::fault::{Fault, Strike};
+use bkfs_testing::fault::{Fault, Gate, Strike};
 use bytes::Bytes;
 use tokio::time::Instant;
 
@@ -334,6 +336,15 @@ fn a_loss_is_not_acknowledged_without_the_spool() {
     });
 }
 
+/// Returns a mount that has acknowledged a file, and its volume.
+async fn with_an_acknowledged_file(world: &World) -> (Mount, Arc<Volume>) {
+    let mount = world.mount().await;
+    let file = mount.write("file", b"contents").await;
+    mount.fsync(file).await.expect("acknowledged");
+    let volume = mount.0.volume().expect("writable").clone();
+    (mount, volume)
+}
+
 /// A new session of the mount has taken the volume over, and the store then takes neither its first
 /// commit, or the removal of the session before it, nor its end.
 #[test]
@@ -341,10 +352,7 @@ fn an_acknowledgement_that_failed_half_way_can_be_repeated() {
     for is_to_replay in [true, false] {
         paused(async {
             let world = World::new(seconds(20)).await;
-            let mount = world.mount().await;
-            let file = mount.write("file", b"contents").await;
-            mount.fsync(file).await.expect("acknowledged");
-            let volume = mount.0.volume().expect("writable").clone();
+            let (mount, volume) = with_an_acknowledged_file(&world).await;
             if !is_to_replay {
                 volume.commit().await.expect("committed");
             }
@@ -375,10 +383,7 @@ fn an_acknowledgement_without_an_answer_can_be_repeated() {
     for is_made in [true, false] {
         paused(async {
             let world = World::new(seconds(20)).await;
-            let mount = world.mount().await;
-            let file = mount.write("file", b"contents").await;
-            mount.fsync(file).await.expect("acknowledged");
-            let volume = mount.0.volume().expect("writable").clone();
+            let (mount, volume) = with_an_acknowledged_file(&world).await;
             volume.poison(VolumeError::Commit("a test".into()));
             let late = Strike::with(Fault::Late).on_writes().keys("root");
             world.faults.plan(late.always());
@@ -393,6 +398,79 @@ fn an_acknowledgement_without_an_answer_can_be_repeated() {
             assert_eq!(mount.read("file").await, Some(b"contents".to_vec()));
         });
     }
+}
+
+/// The new session takes the failed one out of the root, by its first commit or, if there is nothing
+/// to replay, before it. The change is made and has no answer. The store answers again after some
+/// seconds: before the new session gives up, while it gives up, or later.
+#[test]
+fn an_acknowledgement_that_removed_the_failed_session_can_be_repeated() {
+    for is_to_replay in [true, false] {
+        let mut failed = 0;
+        for healed_after in (5..90).step_by(5) {
+            paused(async {
+                let world = World::new(seconds(20)).await;
+                let (mount, volume) = with_an_acknowledged_file(&world).await;
+                if !is_to_replay {
+                    volume.commit().await.expect("committed");
+                }
+                volume.poison(VolumeError::Commit("a test".into()));
+                let removal = Strike::with(Fault::HoldAfter(Gate::new())).on_writes();
+                world.faults.plan(removal.keys("root").nth(2));
+                let (first, ()) = tokio::join!(acknowledge(&mount), async {
+                    while world.faults.struck() == 0 {
+                        tokio::time::sleep(seconds(1)).await;
+                    }
+                    let fault = Fault::FailBefore(StoreErrorKind::Unreachable);
+                    let root = Strike::with(fault).keys("root");
+                    world.faults.plan(root.always());
+                    tokio::time::sleep(seconds(healed_after)).await;
+                    world.faults.heal();
+                });
+                if first.contains("error") {
+                    failed += 1;
+                    // The next session enters, cannot read journals, and leaves.
+                    let denied = Strike::with(Fault::FailBefore(StoreErrorKind::Denied));
+                    let second = denied.on(Operation::List).keys("journal/").nth(2);
+                    world.faults.plan(second.always());
+                    acknowledge(&mount).await;
+                    world.faults.heal();
+                }
+                let again = acknowledge(&mount).await;
+                assert!(!again.contains("error"), "{healed_after}: {first}, {again}");
+                mount.put("afterwards", b"written").await;
+                end(mount, seconds(60)).await.expect("ended");
+                let expected = Some(b"contents".to_vec());
+                assert_eq!(world.mount().await.read("file").await, expected);
+            });
+        }
+        assert!(failed > 0, "every change had its answer");
+    }
+}
+
+/// Nothing can be stored for a while, and each acknowledgement fails after its session has entered.
+#[test]
+fn acknowledgements_that_fail_leave_no_session_each() {
+    paused(async {
+        let world = World::new(seconds(20)).await;
+        let (mount, volume) = with_an_acknowledged_file(&world).await;
+        volume.poison(VolumeError::Commit("a test".into()));
+        let denied = Fault::FailBefore(StoreErrorKind::Denied);
+        let packs = Strike::with(denied).on_writes().keys("meta/");
+        world.faults.plan(packs.always());
+        let repository = world.repository().await;
+        for _ in 0..3 {
+            let answer = acknowledge(&mount).await;
+            assert!(answer.contains("error"), "{answer}");
+            let view = repository.handle.refresh().await.expect("read");
+            assert_eq!(view.root.sessions.len(), 1, "{:?}", view.root.sessions);
+        }
+        world.faults.heal();
+        let answer = acknowledge(&mount).await;
+        assert!(!answer.contains("error"), "{answer}");
+        let expected = Some(b"contents".to_vec());
+        assert_eq!(mount.read("file").await, expected);
+    });
 }
 
 /// The volume of a mount that was dropped before it began may belong to another mount by the time

@@ -8,6 +8,7 @@ use bkfs::mounting::error::MountingError;
 use bkfs::mounting::settings::Settings;
 use bkfs::mounting::spool_place::SpoolPlace;
 use bkfs::mounting::{Assembled, MountPlan};
+use bkfs::repository::Repository;
 use bkfs::repository::{Opening, create_in, open_in};
 use bkfs::root::repository::Accepted;
 use bkfs_chunker::content_store::ContentStoreConfig;
@@ -89,9 +90,8 @@ impl World {
         self.try_assemble(is_read_only).await.expect("mounted")
     }
 
-    /// # Errors
-    /// Those of [`MountPlan::assemble`].
-    pub async fn try_assemble(&self, is_read_only: bool) -> Result<Assembled, MountingError> {
+    /// Opens the repository.
+    pub async fn repository(&self) -> Repository {
         let opening = Opening {
             key: None,
             url: parse_url("/memory").expect("url"),
@@ -108,9 +108,13 @@ impl World {
             state_dir: None,
         };
         let store: Arc<dyn Store> = self.faults.clone();
-        let repository = open_in(store, opening, &mut Unsealed)
-            .await
-            .expect("opened");
+        let opened = open_in(store, opening, &mut Unsealed).await;
+        opened.expect("opened")
+    }
+
+    /// # Errors
+    /// Those of [`MountPlan::assemble`].
+    pub async fn try_assemble(&self, is_read_only: bool) -> Result<Assembled, MountingError> {
         let spool = SpoolPlace {
             disk: Arc::new(self.disk.clone()),
             root: "/spool".into(),
@@ -119,7 +123,7 @@ impl World {
         let mut options = MountOptions::default();
         options.flags.read_only = is_read_only;
         let plan = MountPlan {
-            repository: Arc::new(repository),
+            repository: Arc::new(self.repository().await),
             mount_point: "/nowhere".into(),
             options,
             settings: Settings::default(),

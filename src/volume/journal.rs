@@ -177,12 +177,9 @@ pub async fn keep_everything(
     if let Some(error) = volume.failure() {
         return Err(error);
     }
-    match journaler.keep_all().await? {
-        true => Ok(()),
-        false => Err(VolumeError::Commit(
-            "too much was changed for a journal".into(),
-        )),
-    }
+    let is_kept = journaler.keep_all().await?;
+    let too_much = || VolumeError::Commit("too much changed for a journal".into());
+    is_kept.then_some(()).ok_or_else(too_much)
 }
 
 impl JournalTask {
@@ -527,7 +524,10 @@ impl JournalTask {
             Captured::TooMuch => return Ok(false),
             Captured::Changes(taken) => taken,
         };
-        let how = (Aim::Local, LAST_JOURNAL_BYTES_MAX);
+        // An entry that never fits would keep all later ones out. Padding adds up to an eighth.
+        let spool = self.volume.ingest.spool();
+        let room = spool.map_or(usize::MAX, |spool| (spool.limit_bytes() / 8 * 7) as usize);
+        let how = (Aim::Local, LAST_JOURNAL_BYTES_MAX.min(room));
         let is_written = self.write_captured(&taken, how).await? == Outcome::Written;
         if is_written {
             taken.written();

@@ -27,6 +27,12 @@ pub enum SpoolError {
         /// The file.
         path: String,
     },
+    /// The spool has ended, and takes nothing more.
+    #[error("spool {path} has ended with its session")]
+    Ended {
+        /// The directory.
+        path: String,
+    },
     /// Another process holds the directory, or it has files that are not of a new spool.
     #[error(
         "spool {path} is held by another process, or has files of an earlier session: try again"

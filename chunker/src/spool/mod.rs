@@ -420,7 +420,7 @@ impl Spool {
             let mut state = self.state.lock();
             // The directory may belong to another process from now on.
             let path = self.directory.display().to_string();
-            state.rest = Rest::Forever(SpoolError::Held { path });
+            state.rest = Rest::Forever(SpoolError::Ended { path });
             state.lock.take()
         };
         self.changed.send_replace(());

@@ -121,7 +121,7 @@ fn the_end_waits_for_all_that_the_disk_writes() {
             "{left:?}"
         );
         let late = spool.put("data/00/b", &[noise(1, 100)]).await;
-        assert!(matches!(late, Err(SpoolError::Held { .. })));
+        assert!(matches!(late, Err(SpoolError::Ended { .. })));
         let waits = tokio::time::timeout(Duration::from_secs(9), spool.room(1));
         waits.await.expect_err("it takes no more");
     });

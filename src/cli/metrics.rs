@@ -11,12 +11,13 @@ use crate::cli::readable_file;
 use crate::cli::runtime::block_on;
 use crate::cli::target::target;
 use crate::exposition::{Exposition, repository};
+use crate::maintain::collect::sweep::free_epochs;
 
 /// Show metrics of a repository for Prometheus
 ///
 /// The metrics are those that need no mount: snapshots of each volume and the time of the newest,
-/// sessions, collections that are held back, the end of locks. The command reads the root and the
-/// list of snapshots.
+/// sessions, which of them hold back deletion, the end of locks. The command reads the root, the
+/// list of snapshots and, if packs are condemned, what each session says of itself.
 ///
 /// With --textfile it writes them to a file that the textfile collector of the Prometheus node
 /// exporter reads. The file is replaced as a whole, and stays as it was if the repository cannot be
@@ -41,8 +42,9 @@ pub fn run(command: MetricsCommand, global: &Global, output: &Output) -> Result<
         // The list alone: the index of a large repository takes long.
         let (view, snapshots) = (repository.lists.current_snapshots(&repository.handle)).await?;
         let mut text = Exposition::default();
-        repository::expose(&view.root, &snapshots, &mut text);
-        let labels = [("repository", repository.url.to_string())];
+        let (_, holding) = free_epochs(&repository.handle, &view.root, None).await?;
+        repository::expose(&view.root, &snapshots, holding.len() as u64, &mut text);
+        let labels = [("repository", repository.url.clone())];
         Ok::<_, Failure>(text.into_text(&labels))
     })?;
     match &command.textfile {

@@ -1,8 +1,8 @@
 //! Files that bkfs writes for other programs of this machine.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use crate::cli::output::Failure;
@@ -18,8 +18,9 @@ pub fn replace(path: &Path, text: &str) -> Result<(), Failure> {
         let mut file = OpenOptions::new()
             .write(true)
             .create_new(true)
-            .mode(0o644)
             .open(&draft)?;
+        // The umask of a unit may keep others out.
+        file.set_permissions(Permissions::from_mode(0o644))?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(&draft, path)

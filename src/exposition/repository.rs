@@ -1,7 +1,7 @@
 //! The metrics of a repository: what an operator wants to be told about without a mount.
 //!
-//! Owns the choice of values, and what they count. They come from the root and the list of
-//! snapshots alone. Pure.
+//! Owns the choice of values, and what they count. They come from the root, the list of snapshots
+//! and the bases of sessions. Pure.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,9 @@ use crate::exposition::{Exposition, Number};
 use crate::root::snapshots::{SnapshotEntry, SnapshotList};
 use crate::root::state::Root;
 
-/// Adds the values of a repository. `snapshots` are those that are kept.
-pub fn expose(root: &Root, snapshots: &SnapshotList, text: &mut Exposition) {
+/// Adds the values of a repository. `snapshots` are those that are kept, and `holding` is the number
+/// of sessions that hold back deletion.
+pub fn expose(root: &Root, snapshots: &SnapshotList, holding: u64, text: &mut Exposition) {
     let mut volumes: BTreeMap<&str, Vec<&SnapshotEntry>> = BTreeMap::new();
     for volume in root.volumes.keys() {
         volumes.entry(volume).or_default();
@@ -48,13 +49,10 @@ pub fn expose(root: &Root, snapshots: &SnapshotList, text: &mut Exposition) {
         "Sessions in the root: mounts and commands at work, and dead ones that were not ended.",
         root.sessions.len() as u64,
     );
-    let held_back = root.sessions.values();
-    let held_back = held_back.map(|session| root.epoch.saturating_sub(session.registered_epoch));
     text.gauge(
-        "repository_held_back_epochs",
-        "Collections since the oldest session began; what they condemned is not deleted before it \
-         ends.",
-        held_back.max().unwrap_or(0),
+        "repository_holding_sessions",
+        "Sessions, and spools of ended ones, that now hold back the deletion of what is condemned.",
+        holding,
     );
     text.gauge(
         "repository_condemned_lists",

@@ -72,7 +72,8 @@ is_scraped() { [ "$(value 'count(up == 1)')" = 2 ] && [ "$(value 'count(bkfs_hea
 # --- the file, and what Prometheus makes of it ----------------------------------------------------
 
 the_file_is_whole() {
-  exits 0 bkfs metrics "$URL" --textfile "$SUITE_TMP/bkfs.prom"
+  # The umask of the units that bkfs schedule writes.
+  (umask 077 && exits 0 bkfs metrics "$URL" --textfile "$SUITE_TMP/bkfs.prom")
   [ "$(stat -c %a "$SUITE_TMP/bkfs.prom")" = 644 ] || wrong "others cannot read it"
   tail -n 1 "$SUITE_TMP/bkfs.prom" | grep -qx '# EOF' || wrong "it has no end"
   bkfs metrics "$MNT" | diff - "$SUITE_TMP/bkfs.prom" || wrong "a mount in place of the URL differs"
@@ -130,7 +131,7 @@ values_of_the_repository_are_those_of_commands() {
   newest=$(bkfs snapshots --json "$URL" | jq -rs 'map(.time) | max')
   same 'floor(bkfs_repository_newest_snapshot_timestamp_seconds{volume="main"})' "$(date -d "$newest" +%s)"
   same bkfs_repository_sessions "$(bkfs session list --json "$URL" | jq -s length)"
-  same bkfs_repository_held_back_epochs 0
+  same bkfs_repository_holding_sessions 0
   same bkfs_repository_condemned_lists 0
   [ "$(value bkfs_repository_generation)" -ge "$(jq .generation "$SUITE_TMP/status")" ] ||
     wrong "an older root"

@@ -9,6 +9,7 @@ use std::io;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::{self, StreamExt};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::fault::{self, Entered, Fault};
 use crate::printable;
@@ -124,7 +125,9 @@ async fn contents(
         .map(|range| {
             let view = view.clone();
             // Each part has a task of its own, so that reads continue while the sink blocks.
-            tokio::spawn(async move { view.read(Scope::Live, inode, range).await })
+            AbortOnDropHandle::new(tokio::spawn(async move {
+                view.read(Scope::Live, inode, range).await
+            }))
         })
         .buffered(PARTS_AHEAD);
     while let Some(read) = reads.next().await {

@@ -97,6 +97,38 @@ fn scaled(number: &str, unit: u64) -> Option<u64> {
     u64::try_from(value).ok()
 }
 
+/// Returns a number of bytes for people: three digits, binary units.
+pub fn bytes(count: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    match (unit, value) {
+        (0, _) => format!("{count} B"),
+        (_, value) if value < 10.0 => format!("{value:.2} {}", units[unit]),
+        (_, value) if value < 100.0 => format!("{value:.1} {}", units[unit]),
+        (_, value) => format!("{value:.0} {}", units[unit]),
+    }
+}
+
+/// Returns how long ago something was, for people: the largest unit alone.
+pub fn age(seconds: u64) -> String {
+    let units = [
+        (86_400, "day"),
+        (3_600, "hour"),
+        (60, "minute"),
+        (1, "second"),
+    ];
+    let found = units.iter().find(|(length, _)| seconds >= *length);
+    let (length, unit) = found.copied().unwrap_or((1, "second"));
+    let count = seconds / length;
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {unit}{plural} ago")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,5 +213,46 @@ mod tests {
         ] {
             assert_eq!(minutes(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn bytes_have_three_digits() {
+        let shown: Vec<String> = [
+            0,
+            999,
+            1000,
+            1024,
+            10_240,
+            1 << 20,
+            123 << 20,
+            1000 << 20,
+            u64::MAX,
+        ]
+        .into_iter()
+        .map(bytes)
+        .collect();
+        assert_eq!(
+            shown,
+            [
+                "0 B", "999 B", "0.98 KiB", "1.00 KiB", "10.0 KiB", "1.00 MiB", "123 MiB",
+                "0.98 GiB", "16.0 EiB"
+            ]
+        );
+    }
+
+    #[test]
+    fn ages_have_one_unit() {
+        let shown = [0, 1, 59, 60, 7_199, 7_200, 86_400, 40 * 86_400].map(age);
+        let expected = [
+            "0 seconds ago",
+            "1 second ago",
+            "59 seconds ago",
+            "1 minute ago",
+            "1 hour ago",
+            "2 hours ago",
+            "1 day ago",
+            "40 days ago",
+        ];
+        assert_eq!(shown, expected);
     }
 }

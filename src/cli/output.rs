@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use crate::mounting::error::{MountingError, SpoolingError};
 use crate::printable;
 use crate::root::error::{ErrorKind, RootError};
+pub use crate::units::bytes;
 use crate::volume::error::VolumeError;
 
 /// What says on stderr what a command waits for at the store of `url`, with or without a terminal.
@@ -400,23 +401,6 @@ pub fn name_text(name: &[u8]) -> String {
     printable::name(name)
 }
 
-/// A number of bytes for people: three digits, binary units.
-pub fn bytes(count: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let mut value = count as f64;
-    let mut unit = 0;
-    while value >= 1000.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    match (unit, value) {
-        (0, _) => format!("{count} B"),
-        (_, value) if value < 10.0 => format!("{value:.2} {}", units[unit]),
-        (_, value) if value < 100.0 => format!("{value:.1} {}", units[unit]),
-        (_, value) => format!("{value:.0} {}", units[unit]),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -439,30 +423,5 @@ mod tests {
         // A test may have a terminal to show progress on, or none.
         let is_watched = form(false, false) == ProgressForm::Bar;
         assert_eq!(is_watched, io::stderr().is_terminal());
-    }
-
-    #[test]
-    fn bytes_have_three_digits() {
-        let shown: Vec<String> = [
-            0,
-            999,
-            1000,
-            1024,
-            10_240,
-            1 << 20,
-            123 << 20,
-            1000 << 20,
-            u64::MAX,
-        ]
-        .into_iter()
-        .map(bytes)
-        .collect();
-        assert_eq!(
-            shown,
-            [
-                "0 B", "999 B", "0.98 KiB", "1.00 KiB", "10.0 KiB", "1.00 MiB", "123 MiB",
-                "0.98 GiB", "16.0 EiB"
-            ]
-        );
     }
 }

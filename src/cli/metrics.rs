@@ -10,8 +10,7 @@ use crate::cli::output::{Failure, Output};
 use crate::cli::readable_file;
 use crate::cli::runtime::block_on;
 use crate::cli::target::target;
-use crate::exposition::{Exposition, repository};
-use crate::maintain::collect::sweep::free_epochs;
+use crate::maintain::metrics::metrics_of;
 
 /// Show metrics of a repository for Prometheus
 ///
@@ -39,13 +38,7 @@ pub fn run(command: MetricsCommand, global: &Global, output: &Output) -> Result<
     let text = block_on(async {
         let (url, global) = target(&command.url, global)?;
         let repository = open(&url, &global).await?;
-        // The list alone: the index of a large repository takes long.
-        let (view, snapshots) = (repository.lists.current_snapshots(&repository.handle)).await?;
-        let mut text = Exposition::default();
-        let (_, holding) = free_epochs(&repository.handle, &view.root, None).await?;
-        repository::expose(&view.root, &snapshots, holding.len() as u64, &mut text);
-        let labels = [("repository", repository.url.clone())];
-        Ok::<_, Failure>(text.into_text(&labels))
+        Ok::<_, Failure>(metrics_of(&repository).await?)
     })?;
     match &command.textfile {
         None => output.result(&json!({ "metrics": text }), || text.trim_end().to_owned()),

@@ -57,6 +57,7 @@ pub mod journals;
 pub mod judge;
 pub mod layout;
 mod mend;
+pub mod metrics;
 pub mod options;
 pub mod orphans;
 pub mod quarantine;

@@ -20,6 +20,7 @@ mod logging;
 pub mod maintain;
 pub mod mounting;
 pub mod outage;
+pub mod page;
 mod places;
 pub mod printable;
 mod private;

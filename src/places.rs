@@ -30,6 +30,16 @@ pub fn state_dir() -> Option<PathBuf> {
     home("XDG_STATE_HOME", ".local/state").map(|path| path.join("bkfs"))
 }
 
+/// Returns the directory for sockets, which a restart of the machine empties.
+pub fn runtime_dir() -> Option<PathBuf> {
+    let given = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    match given.filter(|path| path.is_absolute()) {
+        Some(given) => Some(given.join("bkfs")),
+        None if is_root() => Some(PathBuf::from("/run/bkfs")),
+        None => None,
+    }
+}
+
 /// Returns the paths of the configuration files. A later one overrides an earlier one.
 pub fn config_files() -> Vec<PathBuf> {
     let user = home("XDG_CONFIG_HOME", ".config").map(|path| path.join("bkfs/bkfs.toml"));

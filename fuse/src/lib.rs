@@ -38,7 +38,7 @@ pub mod vfs;
 
 pub use errno::Errno;
 pub use error::MountError;
-pub use mountinfo::{FILE_SYSTEM_TYPE, MountEntry, MountInfo, find_mount, places_of};
+pub use mountinfo::{FILE_SYSTEM_TYPE, MountEntry, MountInfo, find_mount, mounts, places_of};
 pub use notifier::Notifier;
 pub use options::{Access, MountFlags, MountOptions, OptionError, OtherOption, Ownership};
 pub use reply::{DirectoryReply, Reply};

@@ -111,9 +111,9 @@ const ENVIRONMENT: Section = Section {
              give access to the other services.",
         ),
         (
-            "XDG_CONFIG_HOME, XDG_CACHE_HOME, XDG_STATE_HOME",
+            "XDG_CONFIG_HOME, XDG_CACHE_HOME, XDG_STATE_HOME, XDG_RUNTIME_DIR",
             "Where a user's files are, in place of ~/.config, ~/.cache and ~/.local/state; for \
-             root in place of /var/cache and /var/lib.",
+             root in place of /var/cache, /var/lib and /run.",
         ),
     ],
     example: "",

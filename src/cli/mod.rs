@@ -44,6 +44,7 @@ mod run;
 mod runtime;
 mod schedule;
 mod secrecy;
+mod serve;
 mod session;
 mod snapshot;
 mod snapshots;
@@ -103,6 +104,7 @@ enum Command {
     Find(find::Find),
     Stats(stats::StatsCommand),
     Metrics(metrics::MetricsCommand),
+    Serve(serve::Serve),
     Restore(restore::Restore),
     Forget(forget::Forget),
     Gc(gc::Gc),
@@ -227,6 +229,7 @@ fn run_command(command: Command, global: &Global, output: &Output) -> Result<i32
         Command::Find(command) => find::run(command, global, output),
         Command::Stats(command) => stats::run(command, global, output),
         Command::Metrics(command) => metrics::run(command, global, output),
+        Command::Serve(command) => serve::run(command, global, output),
         Command::Restore(command) => restore::run(command, global, output),
         Command::Forget(command) => forget::run(command, global, output),
         Command::Gc(command) => gc::run(command, global, output),

@@ -176,16 +176,21 @@ fn prompt(text: &str) -> Result<Password, Failure> {
 }
 
 fn read_file(path: &Path) -> Result<Password, Failure> {
-    let failed =
-        |error: std::io::Error| Failure::new(format!("password file {}: {error}", path.display()));
+    secret_in("password file", path)
+}
+
+/// Returns the first line of a file of secrets, which errors call `what`.
+///
+/// # Errors
+/// A [`Failure`] with exit code 1 if the file can be read by others, or not at all.
+pub fn secret_in(what: &str, path: &Path) -> Result<Zeroizing<String>, Failure> {
+    let shown = path.display();
+    let failed = |error: std::io::Error| Failure::new(format!("{what} {shown}: {error}"));
     let mode = fs::metadata(path).map_err(failed)?.mode();
     if mode & 0o077 != 0 {
-        let message = format!(
-            "password file {} can be read by others (mode {:04o})",
-            path.display(),
-            mode & 0o7777
-        );
-        return Err(Failure::new(message).hint(format!("chmod 600 {}", path.display())));
+        let mode = mode & 0o7777;
+        let message = format!("{what} {shown} can be read by others (mode {mode:04o})");
+        return Err(Failure::new(message).hint(format!("chmod 600 {shown}")));
     }
     let text = Zeroizing::new(fs::read_to_string(path).map_err(failed)?);
     Ok(first_line(&text))

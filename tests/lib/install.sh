@@ -8,6 +8,8 @@ MC_VERSION=v0.0.0-20250313080218-cf909e1063a9 # the version that this MinIO is b
 VERSITYGW_VERSION=v1.8.0
 FAKE_GCS_VERSION=v1.56.1
 AZURITE_VERSION=3.35.0 # the last version for Node 18, which is in Debian 12
+PLAYWRIGHT_VERSION=1.60.0 # for Node 18
+AXE_VERSION=4.14.1
 PJDFSTEST_VERSION=0.2.2
 FSX_VERSION=0.3.2
 CARGO_DENY_VERSION=0.20.2
@@ -143,6 +145,19 @@ need_azurite() {
   command -v npm >/dev/null || { need_packages nodejs npm; install_packages; }
   kept "azurite-$AZURITE_VERSION" install_azurite
   export AZURITE=$CACHE/azurite-$AZURITE_VERSION/node_modules/.bin/azurite-blob
+}
+
+# A browser, and what drives it and judges its pages.
+install_browser_tools() {
+  npm install --no-audit --no-fund --prefix "$OUT" \
+    "playwright-core@$PLAYWRIGHT_VERSION" "axe-core@$AXE_VERSION"
+}
+need_browser() {
+  need_packages chromium
+  command -v npm >/dev/null || need_packages nodejs npm
+  install_packages
+  kept "browser-$PLAYWRIGHT_VERSION-$AXE_VERSION" install_browser_tools
+  export BROWSER_TOOLS=$CACHE/browser-$PLAYWRIGHT_VERSION-$AXE_VERSION
 }
 
 # The tools of a run share what they compile. They run for seconds, so they need not be fast.

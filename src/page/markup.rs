@@ -194,12 +194,12 @@ pub fn snapshots(volume: &VolumeName, snapshots: &[SnapshotEntry], now: i64) -> 
                 caption { "Snapshots, the newest first" }
                 thead { tr {
                     th scope="col" { "Snapshot" }
-                    th scope="col" { "Time" }
                     th scope="col" { "Age" }
-                    th scope="col" { "Host" }
-                    th.number scope="col" { "Files" }
                     th.number scope="col" { "Size" }
                     th.number scope="col" { "New" }
+                    th.number scope="col" { "Files" }
+                    th scope="col" { "Time" }
+                    th scope="col" { "Host" }
                 } }
                 tbody { @for snapshot in snapshots {
                     tr {
@@ -208,12 +208,12 @@ pub fn snapshots(volume: &VolumeName, snapshots: &[SnapshotEntry], now: i64) -> 
                             @if snapshot.recovered { " (recovered)" }
                             @for tag in &snapshot.tags { " #" (printable::line(tag)) }
                         }
-                        td { (time(snapshot)) }
                         td { (age(snapshot, now)) }
-                        td { (printable::line(&snapshot.host)) }
-                        td.number { (snapshot.files) }
                         td.number { (units::bytes(snapshot.bytes)) }
                         td.number { (units::bytes(snapshot.new_bytes)) }
+                        td.number { (snapshot.files) }
+                        td { (time(snapshot)) }
+                        td { (printable::line(&snapshot.host)) }
                     }
                 } }
             } }

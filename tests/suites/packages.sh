@@ -39,7 +39,7 @@ makes_a_debian_package() {
   ! grep 'no-manual-page' "$SUITE_TMP/lintian" || wrong "a program has no page in the manual"
   dpkg-deb -c "$DEB" | awk '{print $6}' >"$SUITE_TMP/files"
   for file in ./usr/bin/bkfs ./sbin/mount.bkfs ./sbin/mount.fuse.bkfs ./sbin/umount.fuse.bkfs \
-    ./lib/systemd/system/bkfs@.service ./etc/bkfs.toml ./usr/share/man/man1/bkfs.1.gz \
+    ./lib/systemd/system/bkfs@.service ./lib/systemd/system/bkfs-serve.service ./etc/bkfs.toml ./usr/share/man/man1/bkfs.1.gz \
     ./usr/share/man/man5/bkfs.toml.5.gz ./usr/share/man/man8/mount.bkfs.8.gz \
     ./usr/share/man/man8/mount.fuse.bkfs.8.gz ./usr/share/man/man8/umount.fuse.bkfs.8.gz \
     ./usr/share/bash-completion/completions/bkfs ./usr/share/doc/bkfs/copyright; do
@@ -86,7 +86,7 @@ upgrades_and_keeps_the_configuration() {
 }
 is_purged() {
   inside apt-get -q -y purge bkfs
-  for file in etc/bkfs.toml usr/bin/bkfs sbin/mount.bkfs lib/systemd/system/bkfs@.service; do
+  for file in etc/bkfs.toml usr/bin/bkfs sbin/mount.bkfs lib/systemd/system/bkfs{@,-serve}.service; do
     [ ! -e "$SYSTEM/$file" ] || wrong "$file is left"
   done
   # What holds data that may not be in the bucket is nothing that a package manager removes.
@@ -97,7 +97,7 @@ makes_an_rpm_package() {
   RPM=$(echo "$PACKAGES"/*.rpm)
   rpm -qpl "$RPM" >"$SUITE_TMP/files"
   for file in /usr/bin/bkfs /usr/sbin/mount.bkfs /usr/sbin/mount.fuse.bkfs \
-    /usr/sbin/umount.fuse.bkfs /usr/lib/systemd/system/bkfs@.service /etc/bkfs.toml \
+    /usr/sbin/umount.fuse.bkfs /usr/lib/systemd/system/bkfs@.service /usr/lib/systemd/system/bkfs-serve.service /etc/bkfs.toml \
     /usr/share/man/man1/bkfs.1.gz /usr/share/man/man5/bkfs.toml.5.gz \
     /usr/share/man/man8/mount.bkfs.8.gz /usr/share/licenses/bkfs/LICENSE-MIT; do
     grep -qx "$file" "$SUITE_TMP/files" || wrong "the package lacks $file"

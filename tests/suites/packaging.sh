@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # about: the install target, mount -t bkfs and an fstab line through /sbin/mount.bkfs, umount(8)
 # about: draining through /sbin/umount.fuse.bkfs
-# needs: program apt:make apt:systemd
+# needs: program apt:make apt:systemd apt:curl
 # limit: 300
 . "$(dirname "$0")/../lib/common.sh"
 # mount(8) looks for helpers in /sbin. A copy-on-write layer over /usr holds them, for this suite
@@ -126,6 +126,19 @@ unit_is_confined() {
   grep -q '^LimitCORE=0$' "$unit" || wrong "a core dump would hold keys"
   ! grep -E "^$private" "$unit" || wrong "the mount would be invisible"
 }
+# Its commands, as systemd would run them. It needs no mount namespace of the machine.
+page_unit_is_sound() {
+  local unit=/usr/local/lib/systemd/system/bkfs-serve.service line socket=$SUITE_TMP/page.sock
+  exits 0 systemd-analyze verify --man=no --recursive-errors=no "$unit"
+  [ ! -s "$SUITE_TMP/output" ] || wrong "systemd complains: $(cat "$SUITE_TMP/output")"
+  exits 0 systemd-analyze security --offline=true --threshold=30 "$unit"
+  line=$(sed -n 's/^ExecStart=//p' "$unit")
+  BKFS_SERVE="$URL --listen $socket" tool sh -c "exec $line" >"$SUITE_TMP/page.out" 2>&1 &
+  remember_pid $!
+  at_end "stop_pid $!"
+  wait_for 30 test -S "$socket" || wrong "no page: $(cat "$SUITE_TMP/page.out")"
+  curl -fsS --unix-socket "$socket" http://localhost/ | grep -qF "$URL" || wrong "it shows nothing"
+}
 says_why() {
   exits_not_0 tool mount -t bkfs "$SUITE_TMP/absent" "$MNT" -o "$options"
   clear_message
@@ -221,6 +234,7 @@ case_of "mount -t fuse.bkfs, and a line of fstab with it" mounts_by_the_shown_ty
 case_of "an fstab line, by mount point and by -a, noauto, ro and allow_suid" fstab_line
 case_of "the unit for systemd is sound" unit_is_sound
 case_of "the unit for systemd is confined" unit_is_confined
+case_of "the unit of the page is sound, confined, and shows the page" page_unit_is_sound
 case_of "mount(8) shows why the daemon did not start" says_why
 case_of "umount -l returns at once and the daemon drains" lazy_unmount_drains_behind "umount -l"
 case_of "umount -i returns at once and the daemon drains" lazy_unmount_drains_behind "umount -i"

@@ -250,9 +250,14 @@ impl Writer {
         let count = self.past.borrow_mut().fall_back(&seen);
         let count =
             count.map_err(|error| format!("after an acknowledged loss there is {error}"))?;
-        for held in self.held.borrow_mut().iter_mut() {
-            held.is_broken |= held.written.is_some_and(|written| written > count);
+        // A file that lost something fails on every handle that was open then.
+        let mut all = self.held.borrow_mut();
+        let is_lost = |held: &&Held| held.written.is_some_and(|written| written > count);
+        let lost: Vec<_> = all.iter().filter(is_lost).map(|held| held.ino).collect();
+        for held in all.iter_mut() {
+            held.is_broken |= lost.contains(&held.ino);
         }
+        drop(all);
         self.note(format_args!("goes on after {count} operations"));
         self.world.counts.borrow_mut().acknowledged += 1;
         self.is_falling.set(false);

@@ -3,6 +3,8 @@
 //! Owns how much of a directory one page has, and what is asked of a repository for it. Does not
 //! own the pages (`markup`).
 
+use std::collections::BTreeMap;
+
 use futures::stream::{self, StreamExt};
 
 use crate::page::route::{FileName, VolumeName};
@@ -10,7 +12,7 @@ use crate::repository::Repository;
 use crate::restore::error::RestoreError;
 use crate::restore::resolve;
 use crate::root::error::{ErrorKind, RootError};
-use crate::root::snapshots::{SnapshotEntry, SnapshotList};
+use crate::root::snapshots::{SnapshotEntry, SnapshotList, newest_of};
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::{self, Key, KeyParts};
 use crate::volume::error::VolumeError;
@@ -142,19 +144,22 @@ pub async fn volumes(
     number: usize,
 ) -> Result<Vec<VolumeSummary>, ContentsError> {
     let (view, list) = (repository.lists.current_snapshots(&repository.handle)).await?;
-    let mut names: Vec<&str> = view.root.volumes.keys().map(String::as_str).collect();
-    names.extend(list.iter().map(|entry| entry.volume.as_str()));
-    names.sort_unstable();
-    names.dedup();
-    let summary = |name: &str| VolumeSummary {
+    let mut volumes: BTreeMap<&str, Vec<&SnapshotEntry>> = BTreeMap::new();
+    for volume in view.root.volumes.keys() {
+        volumes.entry(volume).or_default();
+    }
+    for snapshot in list.iter() {
+        volumes.entry(&snapshot.volume).or_default().push(snapshot);
+    }
+    let summary = |(volume, made): (&str, Vec<&SnapshotEntry>)| VolumeSummary {
         name: VolumeName {
             repository: number,
-            volume: name.to_owned(),
+            volume: volume.to_owned(),
         },
-        snapshots: list.iter().filter(|entry| entry.volume == name).count(),
-        newest: list.latest(name).cloned(),
+        snapshots: made.len(),
+        newest: newest_of(made.into_iter()).cloned(),
     };
-    Ok(names.into_iter().map(summary).collect())
+    Ok(volumes.into_iter().map(summary).collect())
 }
 
 /// Returns the newest [`SNAPSHOTS_MAX`] snapshots of a volume, the newest first.

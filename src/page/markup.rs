@@ -5,6 +5,7 @@
 
 use maud::{DOCTYPE, Markup, html};
 
+use self::Column::{Number, Text};
 use crate::page::MountHealth;
 use crate::page::contents::{
     ContentsError, Directory, Entry, FileVersion, SNAPSHOTS_MAX, VolumeSummary,
@@ -90,6 +91,62 @@ pub fn login(is_wrong: bool) -> Markup {
     }
 }
 
+/// The heading of a column.
+#[derive(Clone, Copy)]
+enum Column {
+    /// Words, which begin on one line.
+    Text(&'static str),
+    /// Numbers, which end on one line.
+    Number(&'static str),
+}
+
+const VOLUME_COLUMNS: &[Column] = &[
+    Text("Volume"),
+    Text("Newest snapshot"),
+    Text("Age"),
+    Number("Size"),
+    Number("Snapshots"),
+];
+const MOUNT_COLUMNS: &[Column] = &[
+    Text("Mount point"),
+    Text("Volume"),
+    Text("State"),
+    Number("Not in the bucket yet"),
+];
+const SNAPSHOT_COLUMNS: &[Column] = &[
+    Text("Snapshot"),
+    Text("Age"),
+    Number("Size"),
+    Number("New"),
+    Number("Files"),
+    Text("Time"),
+    Text("Host"),
+];
+const NAME_COLUMNS: &[Column] = &[Text("Name"), Text("Kind"), Number("Size"), Text("Modified")];
+const VERSION_COLUMNS: &[Column] = &[
+    Text("Snapshot"),
+    Text("Age"),
+    Text("Kind"),
+    Number("Size"),
+    Text("Modified"),
+];
+
+/// Returns a table, which scrolls by itself where a screen is too narrow for it.
+fn table(caption: &str, columns: &[Column], rows: &Markup) -> Markup {
+    html! {
+        div.wide tabindex="0" role="region" aria-label=(caption) { table {
+            caption { (caption) }
+            thead { tr { @for column in columns {
+                @match column {
+                    Text(name) => th scope="col" { (name) },
+                    Number(name) => th.number scope="col" { (name) },
+                }
+            } } }
+            tbody { (rows) }
+        } }
+    }
+}
+
 /// A repository in the overview.
 pub struct RepositorySummary {
     /// Its URL.
@@ -120,67 +177,50 @@ pub fn overview(repositories: &[RepositorySummary], now: i64) -> Markup {
 }
 
 fn volumes_table(volumes: &[VolumeSummary], now: i64) -> Markup {
-    html! {
-        div.wide tabindex="0" role="region" aria-label="Volumes" { table {
-            caption { "Volumes" }
-            thead { tr {
-                th scope="col" { "Volume" }
-                th scope="col" { "Newest snapshot" }
-                th scope="col" { "Age" }
-                th.number scope="col" { "Size" }
-                th.number scope="col" { "Snapshots" }
-            } }
-            tbody { @for volume in volumes {
-                tr {
-                    th scope="row" {
-                        a href=(Route::Volume(volume.name.clone()).address()) {
-                            (shown(volume.name.volume.as_bytes()))
-                        }
+    let rows = html! {
+        @for volume in volumes {
+            tr {
+                th scope="row" {
+                    a href=(Route::Volume(volume.name.clone()).address()) {
+                        (shown(volume.name.volume.as_bytes()))
                     }
-                    @match &volume.newest {
-                        Some(newest) => {
-                            td { (snapshot_link(&volume.name, newest)) }
-                            td { (age(newest, now)) }
-                            td.number { (units::bytes(newest.bytes)) }
-                        }
-                        None => { td { "none" } td {} td {} }
-                    }
-                    td.number { (volume.snapshots) }
                 }
-            } }
-        } }
-    }
+                @match &volume.newest {
+                    Some(newest) => {
+                        td { (snapshot_link(&volume.name, newest)) }
+                        td { (age(newest, now)) }
+                        td.number { (units::bytes(newest.bytes)) }
+                    }
+                    None => { td { "none" } td {} td {} }
+                }
+                td.number { (volume.snapshots) }
+            }
+        }
+    };
+    table("Volumes", VOLUME_COLUMNS, &rows)
 }
 
 fn mounts_table(mounts: &[MountHealth]) -> Markup {
-    html! {
-        div.wide tabindex="0" role="region" aria-label="Mounts on this machine" { table {
-            caption { "Mounts on this machine" }
-            thead { tr {
-                th scope="col" { "Mount point" }
-                th scope="col" { "Volume" }
-                th scope="col" { "State" }
-                th.number scope="col" { "Not in the bucket yet" }
-            } }
-            tbody { @for mount in mounts {
-                tr {
-                    th scope="row" { (printable::line(&mount.mount_point)) }
-                    td { (printable::line(mount.volume.as_deref().unwrap_or("unknown"))) }
-                    td {
-                        @if mount.is_healthy {
-                            "healthy"
-                        } @else {
-                            strong.error { "not healthy" }
-                        }
-                        @for remark in &mount.remarks {
-                            br; (printable::line(remark))
-                        }
+    let rows = html! {
+        @for mount in mounts {
+            tr {
+                th scope="row" { (printable::line(&mount.mount_point)) }
+                td { (printable::line(mount.volume.as_deref().unwrap_or("unknown"))) }
+                td {
+                    @if mount.is_healthy {
+                        "healthy"
+                    } @else {
+                        strong.error { "not healthy" }
                     }
-                    td.number { (units::bytes(mount.waiting_bytes)) }
+                    @for remark in &mount.remarks {
+                        br; (printable::line(remark))
+                    }
                 }
-            } }
-        } }
-    }
+                td.number { (units::bytes(mount.waiting_bytes)) }
+            }
+        }
+    };
+    table("Mounts on this machine", MOUNT_COLUMNS, &rows)
 }
 
 /// Returns the snapshots of a volume, the newest first.
@@ -190,18 +230,8 @@ pub fn snapshots(volume: &VolumeName, snapshots: &[SnapshotEntry], now: i64) -> 
         @if snapshots.is_empty() {
             p { "It has no snapshots yet: " code { "bkfs snapshot" } " makes one of a mount." }
         } @else {
-            div.wide tabindex="0" role="region" aria-label="Snapshots" { table {
-                caption { "Snapshots, the newest first" }
-                thead { tr {
-                    th scope="col" { "Snapshot" }
-                    th scope="col" { "Age" }
-                    th.number scope="col" { "Size" }
-                    th.number scope="col" { "New" }
-                    th.number scope="col" { "Files" }
-                    th scope="col" { "Time" }
-                    th scope="col" { "Host" }
-                } }
-                tbody { @for snapshot in snapshots {
+            (table("Snapshots, the newest first", SNAPSHOT_COLUMNS, &html! {
+                @for snapshot in snapshots {
                     tr {
                         th scope="row" {
                             (snapshot_link(volume, snapshot))
@@ -215,8 +245,8 @@ pub fn snapshots(volume: &VolumeName, snapshots: &[SnapshotEntry], now: i64) -> 
                         td { (time(snapshot)) }
                         td { (printable::line(&snapshot.host)) }
                     }
-                } }
-            } }
+                }
+            }))
         }
     }
 }
@@ -270,21 +300,14 @@ pub fn directory(file: &FileName, directory: &Directory) -> Markup {
                 code { "bkfs check" } " shows the reasons."
             }
         }
-        @if directory.entries.is_empty() {
+        @if directory.entries.is_empty() && directory.faulty == 0 {
             p { "It is empty." }
         } @else {
-            div.wide tabindex="0" role="region" aria-label="Names" { table {
-                caption { "Names" }
-                thead { tr {
-                    th scope="col" { "Name" }
-                    th scope="col" { "Kind" }
-                    th.number scope="col" { "Size" }
-                    th scope="col" { "Modified" }
-                } }
-                tbody { @for entry in &directory.entries {
+            (table("Names", NAME_COLUMNS, &html! {
+                @for entry in &directory.entries {
                     tr { (entry_cells(&file.join(&entry.name), entry)) }
-                } }
-            } }
+                }
+            }))
         }
         @if let Some(from) = directory.next {
             p { a href=(Route::File(file.clone(), Form::Page { from }).address()) { "Next part" } }
@@ -364,16 +387,8 @@ pub fn file(file: &FileName, entry: &Entry) -> Markup {
 pub fn versions(file: &FileName, versions: &[FileVersion], now: i64) -> Markup {
     html! {
         (only_the_newest(versions.len()))
-        div.wide tabindex="0" role="region" aria-label="Versions" { table {
-            caption { "Versions, the newest first" }
-            thead { tr {
-                th scope="col" { "Snapshot" }
-                th scope="col" { "Age" }
-                th scope="col" { "Kind" }
-                th.number scope="col" { "Size" }
-                th scope="col" { "Modified" }
-            } }
-            tbody { @for version in versions {
+        (table("Versions, the newest first", VERSION_COLUMNS, &html! {
+            @for version in versions {
                 @let there = FileName { snapshot: version.snapshot.name.clone(), ..file.clone() };
                 tr {
                     th scope="row" {
@@ -393,8 +408,8 @@ pub fn versions(file: &FileName, versions: &[FileVersion], now: i64) -> Markup {
                         None => { td { "not there" } td {} td {} }
                     }
                 }
-            } }
-        } }
+            }
+        }))
     }
 }
 

@@ -215,10 +215,8 @@ impl SnapshotList {
 
     /// Returns the newest of them at or before `time`.
     pub fn at(&self, volume: &str, time: Timestamp) -> Option<&SnapshotEntry> {
-        let states = self.iter().filter(|entry| !entry.recovered);
-        states
-            .filter(|entry| entry.volume == volume && entry.time <= time)
-            .max_by_key(|entry| entry.age_order())
+        let of_volume = self.iter().filter(|entry| entry.volume == volume);
+        newest_of(of_volume.filter(|entry| entry.time <= time))
     }
 
     /// Returns the snapshot that `reference` names in `volume`.
@@ -240,6 +238,14 @@ impl SnapshotList {
             volume: volume.to_owned(),
         })
     }
+}
+
+/// Returns the newest state of a volume among snapshots of it. Recovered snapshots are none.
+pub fn newest_of<'a>(
+    snapshots: impl Iterator<Item = &'a SnapshotEntry>,
+) -> Option<&'a SnapshotEntry> {
+    let states = snapshots.filter(|entry| !entry.recovered);
+    states.max_by_key(|entry| entry.age_order())
 }
 
 impl SnapshotEntry {

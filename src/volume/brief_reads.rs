@@ -35,10 +35,7 @@ impl BriefReads {
         &self,
         read: impl Future<Output = Result<T, VolumeError>>,
     ) -> Result<Option<T>, VolumeError> {
-        let limit = match self.are_pausing() {
-            true => Duration::ZERO,
-            false => BRIEF,
-        };
+        let limit = self.limit();
         match timeout(limit, read).await {
             Ok(Ok(read)) => return Ok(Some(read)),
             Ok(Err(error)) if !is_of_the_store(&error) => return Err(error),
@@ -50,10 +47,23 @@ impl BriefReads {
         Ok(None)
     }
 
+    /// Waits for another task, which may read. Returns none if that takes too long.
+    pub(super) async fn wait<T>(&self, other: impl Future<Output = T>) -> Option<T> {
+        timeout(self.limit(), other).await.ok()
+    }
+
     /// Returns true for a while after a read took too long.
     pub(super) fn are_pausing(&self) -> bool {
         let until = *self.pauses_until.lock();
         until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Returns how long may be waited now.
+    fn limit(&self) -> Duration {
+        match self.are_pausing() {
+            true => Duration::ZERO,
+            false => BRIEF,
+        }
     }
 }
 

@@ -102,31 +102,23 @@ impl Volume {
     ) -> Result<(), VolumeError> {
         let lock = self.flushing.lock_for(inode);
         let _flushing = lock.lock().await;
-        let older = self
-            .view
-            .state()?
-            .lock()
-            .committing
-            .as_ref()
-            .map(|layer| layer.epoch);
-        if let Some(older) = older.filter(|older| *older < epoch) {
-            self.flush_layer(inode, older, Reach::All).await?;
-        }
-        self.flush_layer(inode, epoch, reach).await
+        self.flush_layers(inode, epoch, reach).await
     }
 
     /// Stores all dirty bytes of `inode` as [`Volume::flush_file`] does. Returns false if the tree is
-    /// not read in time.
+    /// not read in time, or another task stores the file.
     ///
     /// Cancel safety and errors: as [`Volume::flush_file`].
     pub(super) async fn flush_briefly(&self, inode: u64, epoch: u64) -> Result<bool, VolumeError> {
-        // Another task that stores the file may wait for the same part of the tree. So that is read
-        // before its lock is waited for.
+        let lock = self.flushing.lock_for(inode);
+        let Some(_flushing) = self.brief_reads.wait(lock.lock()).await else {
+            return Ok(false);
+        };
         if !self.is_tree_read(inode).await? {
             return Ok(false);
         }
-        self.flush_file(inode, epoch, Reach::All).await?;
-        Ok(true)
+        let flushed = self.flush_layers(inode, epoch, Reach::All).await;
+        flushed.map(|()| true)
     }
 
     /// Reads what is needed to store all dirty bytes of a file. Returns false if a part of it is not
@@ -164,6 +156,20 @@ impl Volume {
             }
         }
         Ok(true)
+    }
+
+    async fn flush_layers(&self, inode: u64, epoch: u64, reach: Reach) -> Result<(), VolumeError> {
+        let older = self
+            .view
+            .state()?
+            .lock()
+            .committing
+            .as_ref()
+            .map(|layer| layer.epoch);
+        if let Some(older) = older.filter(|older| *older < epoch) {
+            self.flush_layer(inode, older, Reach::All).await?;
+        }
+        self.flush_layer(inode, epoch, reach).await
     }
 
     async fn flush_layer(&self, inode: u64, epoch: u64, reach: Reach) -> Result<(), VolumeError> {

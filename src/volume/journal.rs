@@ -524,9 +524,9 @@ impl JournalTask {
             Captured::TooMuch => return Ok(false),
             Captured::Changes(taken) => taken,
         };
-        // An entry that never fits would keep all later ones out. Padding adds up to an eighth.
+        // An entry that never fits would keep all later ones out. Padding adds 3 % to a large one.
         let spool = self.volume.ingest.spool();
-        let room = spool.map_or(usize::MAX, |spool| (spool.limit_bytes() / 8 * 7) as usize);
+        let room = spool.map_or(usize::MAX, |spool| (spool.limit_bytes() / 16 * 15) as usize);
         let how = (Aim::Local, LAST_JOURNAL_BYTES_MAX.min(room));
         let is_written = self.write_captured(&taken, how).await? == Outcome::Written;
         if is_written {

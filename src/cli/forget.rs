@@ -2,19 +2,20 @@
 
 use serde_json::{Value, json};
 
-use crate::cli::access::{Repository, open};
+use crate::cli::access::open;
 use crate::cli::hooks::Hooks;
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output};
 use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
 use crate::cli::target::{profile_of, target_to_change};
+use crate::maintain::forgetting::{bring_back, forget};
 use crate::retain::{Policy, Reason, Span, plan};
 use crate::root::error::RootError;
-use crate::root::forget::ListChanger;
-use crate::root::lists::DirectLists;
-use crate::root::session::OpenSession;
 use crate::root::snapshots::SnapshotEntry;
+
+/// What the root names as the holder of the session.
+const COMMAND: &str = "bkfs forget";
 
 /// The verdict over one snapshot.
 type Verdict<'a> = crate::retain::Verdict<'a, SnapshotEntry>;
@@ -93,8 +94,8 @@ impl From<Keep> for Policy {
 /// Forgets snapshots, or brings one back, and prints the verdicts.
 ///
 /// # Errors
-/// Exit code 2 if neither a rule nor the profile says what to keep. The [`Failure`] of the repository, also if a named
-/// snapshot does not exist: no snapshot is forgotten then.
+/// Exit code 2 if neither a rule nor the profile says what to keep. The [`Failure`] of the
+/// repository, also if a named snapshot does not exist: no snapshot is forgotten then.
 pub fn run(command: Forget, global: &Global, output: &Output) -> Result<(), Failure> {
     let mut policy = Policy::from(command.keep);
     let by_policy = command.undo.is_none() && command.names.is_empty();
@@ -115,7 +116,7 @@ pub fn run(command: Forget, global: &Global, output: &Output) -> Result<(), Fail
         let repository = open(&url, &global).await?;
         let volume = &global.volume;
         if let Some(name) = &command.undo {
-            let entry = undo(&repository, volume, name).await?;
+            let entry = bring_back(&repository, COMMAND, volume, name).await?;
             let answer = json!({ "volume": volume, "restored": entry.name });
             return output.result(&answer, || format!("{} is back", entry.name));
         }
@@ -128,7 +129,7 @@ pub fn run(command: Forget, global: &Global, output: &Output) -> Result<(), Fail
         let going = verdicts.iter().filter(|verdict| !verdict.stays());
         let going: Vec<String> = going.map(|verdict| verdict.snapshot.name.clone()).collect();
         if !command.dry_run && !going.is_empty() {
-            forget(&repository, volume, &going).await?;
+            forget(&repository, COMMAND, volume, &going).await?;
         }
         let answer = as_json(volume, &verdicts, command.dry_run);
         output.result(&answer, || table(&verdicts, command.dry_run))
@@ -151,51 +152,6 @@ fn named<'a>(
         Ok(Verdict { snapshot, reasons })
     };
     names.iter().map(verdict).collect()
-}
-
-/// Changes the lists, as a session of its own.
-async fn change<T>(
-    repository: &Repository,
-    work: impl AsyncFnOnce(ListChanger<'_>) -> Result<T, RootError>,
-) -> Result<T, RootError> {
-    let environment = &repository.environment;
-    let holder = environment.holder("bkfs forget");
-    let session =
-        OpenSession::open(&repository.handle, holder, None, &*environment.processes).await?;
-    let writer = DirectLists::new(&repository.handle, session.id());
-    let done = work(ListChanger {
-        handle: &repository.handle,
-        lists: &repository.lists,
-        writer: &writer,
-        session: session.id(),
-    })
-    .await;
-    if let Err(error) = session.end().await {
-        tracing::warn!(
-            "could not remove the session of this command from the root: {error}; a later command \
-             on this machine removes it"
-        );
-    }
-    done
-}
-
-async fn forget(repository: &Repository, volume: &str, names: &[String]) -> Result<(), RootError> {
-    change(repository, async |changer: ListChanger<'_>| {
-        changer.forget(volume, names, repository.now()).await
-    })
-    .await?;
-    Ok(())
-}
-
-async fn undo(
-    repository: &Repository,
-    volume: &str,
-    name: &str,
-) -> Result<SnapshotEntry, RootError> {
-    let restored = change(repository, async |changer: ListChanger<'_>| {
-        changer.restore_forgotten(volume, name).await
-    });
-    Ok(restored.await?.output)
 }
 
 fn reasons(verdict: &Verdict<'_>) -> Vec<String> {

@@ -21,12 +21,11 @@ use crate::json_name::with_name;
 use crate::restore::error::RestoreError;
 use crate::restore::job::{Options, Problem, RestoreProgress};
 use crate::restore::overwrite::Overwrite;
-use crate::restore::room::{Lacking, Need, Room};
+use crate::restore::room::{Lacking, Room};
 use crate::restore::selection::Selection;
-use crate::restore::source::{Source, Survey};
-use crate::restore::{rehearse, resolve, restore, sweep};
-use crate::root::snapshots::SnapshotEntry;
-use crate::tree::item::Attributes;
+use crate::restore::source::{Source, Survey, known_bytes};
+use crate::restore::target::Target;
+use crate::restore::{lacking, rehearse, resolve, restore, sweep};
 use crate::volume::error::VolumeError;
 use crate::volume::mode;
 use crate::volume::state::Scope;
@@ -148,25 +147,9 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
         }
         let source = Source::whole(view, inode, path).selected(selection);
         let progress = Arc::new(RestoreProgress::default());
-        let options = command.options();
+        let (options, place) = (command.options(), Target::at(&command.target));
         if command.dry_run {
-            let rehearsed = rehearse(&source, &command.target, options, &progress).await;
-            let (survey, need) = rehearsed.map_err(failure)?;
-            let problems = unread(&survey);
-            say(
-                &command,
-                &entry.name,
-                (&survey, &problems),
-                &progress,
-                output,
-            )?;
-            if let Some(lacking) = need
-                .lacking(&command.target)
-                .filter(|_| !command.ignore_room)
-            {
-                return Err(no_room(&lacking));
-            }
-            return conclude(&problems, &command.target);
+            return say_what(&command, &entry.name, &source, &place, output).await;
         }
         let survey = match source.selection.is_everything() {
             true => None,
@@ -176,16 +159,19 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
             return Err(nothing(&command));
         }
         let bytes = survey.as_ref().map(|survey| survey.bytes);
-        let total = bytes.or(total(path, &attributes, &entry));
+        let total = bytes.or(known_bytes(path, &attributes, &entry));
         if !mode::is_directory(attributes.mode) {
             sweep(&command.target);
         }
         if !command.ignore_room {
-            require_room(&command, &source, &entry, total).await?;
+            let lacking = lacking(&source, (&entry, total), &place, options).await;
+            if let Some(lacking) = lacking.map_err(failure)? {
+                return Err(no_room(&lacking));
+            }
         }
         let bar = Progress::start(output, total, progress.clone());
         let leading = survey.unwrap_or_default().leading;
-        let problems = restore(source, leading, &command.target, options, progress.clone()).await;
+        let problems = restore(source, leading, &place, options, progress.clone()).await;
         bar.finish().await;
         let problems = problems.map_err(failure)?;
         show(
@@ -199,43 +185,6 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
     })
 }
 
-/// Refuses to begin if the filesystem of the target has too little room. A tree that cannot be read
-/// is not judged: the restore itself says what is wrong with it.
-async fn require_room(
-    command: &Restore,
-    source: &Source,
-    entry: &SnapshotEntry,
-    total: Option<u64>,
-) -> Result<(), Failure> {
-    // Each file may need one block more than its contents.
-    let blocks = entry.files.saturating_mul(4096);
-    let at_most = total.unwrap_or(entry.bytes).saturating_add(blocks);
-    if Need::of(at_most).lacking(&command.target).is_none() {
-        return Ok(());
-    }
-    // What is there already is replaced, or need not be written.
-    let progress = RestoreProgress::default();
-    let rehearsed = rehearse(source, &command.target, command.options(), &progress).await;
-    let (_, need) = match rehearsed {
-        Err(RestoreError::Volume(_)) => return Ok(()),
-        rehearsed => rehearsed.map_err(failure)?,
-    };
-    match need.lacking(&command.target) {
-        None => Ok(()),
-        Some(lacking) => Err(no_room(&lacking)),
-    }
-}
-
-/// Returns the bytes to restore, if they are known beforehand.
-fn total(path: &[u8], attributes: &Attributes, entry: &SnapshotEntry) -> Option<u64> {
-    let is_all = path.iter().all(|byte| *byte == b'/');
-    match (is_all, mode::is_regular(attributes.mode)) {
-        (true, _) => Some(entry.bytes),
-        (false, true) => Some(attributes.size_bytes),
-        (false, false) => None,
-    }
-}
-
 /// Says that the patterns leave nothing to restore.
 fn nothing(command: &Restore) -> Failure {
     let message = match command.include.is_empty() {
@@ -246,6 +195,26 @@ fn nothing(command: &Restore) -> Failure {
         "A pattern with a slash is compared with whole paths in the snapshot, from / on. bkfs find \
          shows what a pattern matches.",
     )
+}
+
+/// Says what would be restored.
+async fn say_what(
+    command: &Restore,
+    snapshot: &str,
+    source: &Source,
+    place: &Target,
+    output: &Output,
+) -> Result<(), Failure> {
+    let progress = RestoreProgress::default();
+    let rehearsed = rehearse(source, place, command.options(), &progress).await;
+    let (survey, need) = rehearsed.map_err(failure)?;
+    let problems = unread(&survey);
+    say(command, snapshot, (&survey, &problems), &progress, output)?;
+    let lacking = need.lacking(&command.target);
+    match lacking.filter(|_| !command.ignore_room) {
+        Some(lacking) => Err(no_room(&lacking)),
+        None => conclude(&problems, &command.target),
+    }
 }
 
 /// Prints what would be restored.
@@ -428,7 +397,18 @@ fn conclude(problems: &[Problem], target: &Path) -> Result<(), Failure> {
 fn failure(error: RestoreError) -> Failure {
     match error {
         RestoreError::Volume(error) => error.into(),
-        error => Failure::new(error.to_string()),
+        RestoreError::Occupied { is_directory, .. } => {
+            Failure::new(error.to_string()).hint(match is_directory {
+                true => {
+                    "--overwrite=if-changed goes on with an interrupted restore. --overwrite \
+                     replaces all files that are there."
+                }
+                false => "--overwrite replaces it.",
+            })
+        }
+        RestoreError::Target { .. } | RestoreError::NoSuchPath { .. } => {
+            Failure::new(error.to_string())
+        }
     }
 }
 

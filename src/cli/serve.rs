@@ -24,6 +24,7 @@ use crate::cli::runtime::block_on;
 use crate::cli::target::target;
 use crate::page::answer::Answering;
 use crate::page::guard::{Guard, TOKEN_CHARS_MIN, TokenGuard};
+use crate::page::restores::{RestoreRoot, Restores};
 use crate::page::server::{Address, Listening, serve};
 use crate::page::{MountHealth, Page};
 use crate::repository::Repository;
@@ -36,7 +37,7 @@ const MAKE_TOKEN: &str = "Make one: (umask 077; openssl rand -hex 32 > FILE)";
 ///
 /// The page shows volumes and snapshots, what is in them, versions of a file, and the mounts of this
 /// machine. Files are downloaded as they are, and directories as tar archives. Nothing can be
-/// changed. /metrics is for Prometheus.
+/// changed, unless --allow-forget or --allow-restore says so. /metrics is for Prometheus.
 ///
 /// Without --listen the page is on a Unix socket that this user alone may open. On TCP every request
 /// needs the token of --token-file: browsers ask for it, and other clients send it as
@@ -57,6 +58,13 @@ pub struct Serve {
     /// Read the token from the first line of this file, which others must not be able to read
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Let the page forget snapshots, and bring them back
+    #[arg(long)]
+    allow_forget: bool,
+    /// Let the page restore files and directories to new or existing ones below this directory; may
+    /// be repeated. Set-id bits, devices, fifos, sockets and capabilities are left out
+    #[arg(long, value_name = "DIRECTORY")]
+    allow_restore: Vec<PathBuf>,
     /// Answer to this name of the machine; may be repeated. Addresses and localhost need no option
     #[arg(long, value_name = "NAME")]
     host: Vec<String>,
@@ -98,6 +106,7 @@ pub fn run(command: Serve, global: &Global, output: &Output) -> Result<(), Failu
         _ => None,
     };
     let guard = guard(&command, &address)?;
+    let restores = restores(&command)?;
     if let Address::Tcp(address) = &address
         && tls.is_none()
         && !address.ip().is_loopback()
@@ -120,6 +129,8 @@ pub fn run(command: Serve, global: &Global, output: &Output) -> Result<(), Failu
             repositories,
             guard,
             mounts: Arc::new(mounts_of),
+            may_forget: command.allow_forget,
+            restores,
         };
         let no_signals = |error| Failure::new(format!("cannot watch for signals: {error}"));
         let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
@@ -157,9 +168,20 @@ fn own_socket() -> Result<PathBuf, Failure> {
     Ok(directory.join("serve.sock"))
 }
 
+/// Opens the directories to which the page may restore.
+fn restores(command: &Serve) -> Result<Restores, Failure> {
+    let opened = command.allow_restore.iter().map(|path| {
+        let failed = |error| Failure::new(format!("{}: {error}", path.display()));
+        RestoreRoot::open(path).map_err(failed)
+    });
+    Ok(Restores::new(opened.collect::<Result<_, _>>()?))
+}
+
 fn guard(command: &Serve, address: &Address) -> Result<Guard, Failure> {
+    let mut form_key = [0; 32];
+    rand::fill(&mut form_key);
     let path = match (address, &command.token_file) {
-        (Address::Unix(_), None) => return Ok(Guard::new(&command.host, None)),
+        (Address::Unix(_), None) => return Ok(Guard::new(&command.host, None, form_key)),
         (Address::Unix(_), Some(_)) => {
             let why = "--token-file is for TCP: the permissions of the socket decide who may ask";
             return Err(Failure::usage(why));
@@ -183,6 +205,7 @@ fn guard(command: &Serve, address: &Address) -> Result<Guard, Failure> {
     Ok(Guard::new(
         &command.host,
         Some(TokenGuard::new(&token, *key)),
+        form_key,
     ))
 }
 

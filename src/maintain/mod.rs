@@ -31,6 +31,7 @@
 //! | `reread` | reads once more what a repair is about to give up |
 //! | `refusal` | objects that a repair refuses to touch |
 //! | `refused` | tells a store that refuses one object from one that refuses all |
+//! | [`forgetting`] | forgets snapshots, and brings them back |
 //! | [`heal`] | restores lost blobs from another repository |
 //! | [`scrub`] | verifies all packs in the background, slowly, in cycles |
 //! | [`quarantine`] | puts damage in quarantine, concurrently with writers |
@@ -50,6 +51,7 @@ pub mod blame;
 pub mod check;
 pub mod collect;
 pub mod contents;
+pub mod forgetting;
 pub mod heal;
 pub mod holdings;
 pub mod indexed;

@@ -1,40 +1,40 @@
 //! From a request to an answer.
 //!
-//! Owns the order: who asks, what for, what is shown. A request changes nothing but the session of
-//! its browser.
+//! Owns the order: who asks, what for, what is shown. What forms change is owned by `changes`.
 
 use std::fmt::Display;
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use http::header::{
-    ACCEPT, ALLOW, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue,
-    LOCATION, RETRY_AFTER, SET_COOKIE, WWW_AUTHENTICATE,
+    ACCEPT, CONTENT_DISPOSITION, CONTENT_LENGTH, HeaderMap, HeaderValue, REFRESH, RETRY_AFTER,
+    SET_COOKIE, WWW_AUTHENTICATE,
 };
 use http::{Method, Request, Response, StatusCode, Version};
-use http_body::{Body, SizeHint};
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full, Limited};
-use maud::Markup;
-use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, oneshot};
-use url::form_urlencoded;
+use http_body::Body;
+use http_body_util::{BodyExt, Limited};
+use maud::{Markup, html};
+use tokio::sync::{Semaphore, oneshot};
 
+use crate::maintain::forgetting::forgotten;
 use crate::maintain::metrics::metrics_of;
+use crate::page::changes::{Changes, Fields};
 use crate::page::contents::{self, ContentsError};
 use crate::page::download::Download;
-use crate::page::guard::{Denial, TokenGuard};
+use crate::page::forms::{self, Allowed};
+use crate::page::guard::Denial;
 use crate::page::headers::{attachment, secure};
 use crate::page::markup::{self, Frame, RepositorySummary, Trail, shown};
+use crate::page::refusal::Refusal;
+use crate::page::response::{
+    AnswerBody, HTML, empty, holding, icon, not_allowed, redirect, style, whole, with_body,
+};
 use crate::page::route::{FileName, Form, Route, VolumeName};
 use crate::page::{MountHealth, Page};
 use crate::repository::Repository;
 
 /// The largest form that is read, in bytes.
-const FORM_BYTES_MAX: usize = 4096;
+const FORM_BYTES_MAX: usize = 16 << 10;
 
 /// How long a form may take to arrive.
 const FORM_PATIENCE: Duration = Duration::from_secs(10);
@@ -51,15 +51,13 @@ const TRAIL_MAX: usize = 32;
 /// How long the mounts of this machine are waited for.
 const MOUNTS_PATIENCE: Duration = Duration::from_secs(3);
 
-/// The type of a page.
-const HTML: &str = "text/html; charset=utf-8";
-
-/// The body of an answer.
-pub type AnswerBody = UnsyncBoxBody<Bytes, io::Error>;
+/// How often a browser asks again how far a restore is, in seconds.
+const WATCH_SECONDS: &str = "5";
 
 /// Answers requests.
 pub struct Answering {
-    page: Page,
+    page: Arc<Page>,
+    changes: Changes,
     pages: Arc<Semaphore>,
     downloads: Arc<Semaphore>,
     /// One question to the mounts at a time: a daemon that hangs must not take one thread after the
@@ -70,7 +68,9 @@ pub struct Answering {
 impl Answering {
     /// Returns what answers the requests for a page.
     pub fn new(page: Page) -> Self {
+        let page = Arc::new(page);
         Self {
+            changes: Changes::new(page.clone()),
             page,
             pages: Arc::new(Semaphore::new(PAGES_AT_ONCE)),
             downloads: Arc::new(Semaphore::new(DOWNLOADS_AT_ONCE)),
@@ -78,9 +78,15 @@ impl Answering {
         }
     }
 
+    /// Ends what goes on without a request.
+    pub fn end(&self) {
+        self.page.restores.stop_all();
+    }
+
     /// Answers a request.
     ///
-    /// Cancel safety: dropped, it changes nothing, or has begun or ended the session of a browser.
+    /// Cancel safety: dropped, it leaves what the request changes unchanged, changed, or to be
+    /// changed by a task of its own.
     pub async fn answer<B>(&self, request: Request<B>) -> Response<AnswerBody>
     where
         B: Body + Send,
@@ -109,6 +115,7 @@ impl Answering {
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         match (&route, is_form, is_read) {
             (Some(Route::Style), _, true) => return Ok(style()),
+            (Some(Route::Icon), _, true) => return Ok(icon()),
             (Some(Route::Login), true, _) => return self.log_in(request).await,
             (Some(Route::Login), _, true) => return Ok(self.login(StatusCode::OK, false)),
             _ => {}
@@ -120,11 +127,13 @@ impl Answering {
             (Some(Route::Logout), true, _) => Ok(self.log_out(&request)),
             (Some(Route::Logout), ..) | (_, false, false) => Ok(not_allowed()),
             (None, ..) => Err(ContentsError::Absent { what: "page" }.into()),
-            (Some(_), true, _) => Ok(not_allowed()),
+            (Some(route), true, _) if is_changed(&route) => self.change(route, request).await,
+            (Some(_), true, _) | (Some(Route::File(_, Form::BringBack)), ..) => Ok(not_allowed()),
             (Some(route), ..) => {
                 let asked = Asked {
                     is_head: request.method() == Method::HEAD,
                     knows_chunks: request.version() >= Version::HTTP_11,
+                    form_key: guard.form_key(request.headers(), Instant::now()),
                 };
                 drop(request);
                 self.show(route, asked).await
@@ -132,34 +141,58 @@ impl Answering {
         }
     }
 
+    async fn change<B>(
+        &self,
+        route: Route,
+        request: Request<B>,
+    ) -> Result<Response<AnswerBody>, Refusal>
+    where
+        B: Body + Send,
+        B::Data: Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let (headers, fields) = form(request).await?;
+        let guard = &self.page.guard;
+        guard.check_form(&headers, fields.get("key"), Instant::now())?;
+        Ok(redirect(&self.changes.carry_out(route, &fields).await?))
+    }
+
     async fn show(&self, route: Route, asked: Asked) -> Result<Response<AnswerBody>, Refusal> {
         if let Route::File(file, form @ (Form::Contents | Form::Archive)) = &route {
-            return self.download(file, *form, asked).await;
+            return self.download(file, *form, &asked).await;
         }
         // The permit goes with the body: a page on its way to a slow client counts.
         let permit = self.pages.clone().acquire_owned().await;
-        let answer = self.page(route).await?;
-        let held = |body| Held {
-            body,
-            _permit: permit,
-        };
-        Ok(answer.map(|body| held(body).boxed_unsync()))
+        let answer = self.page(route, &asked).await?;
+        Ok(holding(answer, permit))
     }
 
-    async fn page(&self, route: Route) -> Result<Response<AnswerBody>, Refusal> {
+    async fn page(&self, route: Route, asked: &Asked) -> Result<Response<AnswerBody>, Refusal> {
+        self.changes.check(&route)?;
         match route {
             Route::Overview => Ok(self.overview().await),
             Route::Metrics(number) => self.metrics(number).await,
-            Route::Volume(volume) => self.volume(volume).await,
+            Route::Volume(volume) => self.volume(volume, asked).await,
             Route::File(file, Form::Versions) => self.versions(file).await,
             Route::File(file, Form::Page { from }) => self.file(file, from).await,
-            Route::File(..) | Route::Style | Route::Login | Route::Logout => Ok(not_allowed()),
+            Route::File(file, Form::Restore) => self.restore_form(file, asked).await,
+            Route::File(file, Form::Forget) => self.forget_form(&file, asked).await,
+            Route::Restores => {
+                let contents = forms::restores(&self.page.restores.all());
+                Ok(self.html(StatusCode::OK, "Restores", Trail::new(), &contents))
+            }
+            Route::Restore { number, is_watched } => self.progress(number, is_watched, asked),
+            Route::File(..) | Route::Style | Route::Icon | Route::Login | Route::Logout => {
+                Ok(not_allowed())
+            }
         }
     }
 
-    fn repository(&self, number: usize) -> Result<&Repository, ContentsError> {
-        let repository = self.page.repositories.get(number);
-        repository.ok_or(ContentsError::Absent { what: "repository" })
+    fn allowed(&self) -> Allowed {
+        Allowed {
+            forget: self.page.may_forget,
+            restore: !self.page.restores.roots.is_empty(),
+        }
     }
 
     async fn overview(&self) -> Response<AnswerBody> {
@@ -174,7 +207,10 @@ impl Answering {
                     mounts: self.mounts_of(repository).await,
                 });
         let summaries = futures::future::join_all(summaries).await;
-        let contents = markup::overview(&summaries, self.now());
+        let contents = html! {
+            (markup::overview(&summaries, self.now()))
+            @if self.allowed().restore { (forms::restores_link()) }
+        };
         self.html(StatusCode::OK, "Repositories", Trail::new(), &contents)
     }
 
@@ -212,22 +248,35 @@ impl Answering {
             }
             number => number.unwrap_or(0),
         };
-        let text = metrics_of(self.repository(number)?).await;
+        let text = metrics_of(self.page.repository(number)?).await;
         let text = text.map_err(ContentsError::from)?;
         let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
         Ok(whole(StatusCode::OK, kind, text.into()))
     }
 
-    async fn volume(&self, volume: VolumeName) -> Result<Response<AnswerBody>, Refusal> {
-        let repository = self.repository(volume.repository)?;
+    async fn volume(
+        &self,
+        volume: VolumeName,
+        asked: &Asked,
+    ) -> Result<Response<AnswerBody>, Refusal> {
+        let repository = self.page.repository(volume.repository)?;
         let snapshots = contents::snapshots(repository, &volume.volume).await?;
-        let contents = markup::snapshots(&volume, &snapshots, self.now());
+        let forgotten = match self.page.may_forget {
+            true => forgotten(repository, &volume.volume).await,
+            false => Ok(Vec::new()),
+        };
+        let forgotten = forgotten.map_err(ContentsError::from)?;
+        let now = self.now();
+        let contents = html! {
+            (markup::snapshots(&volume, &snapshots, now))
+            (forms::forgotten(&volume, &forgotten, &asked.form_key, now))
+        };
         let title = format!("Volume {}", shown(volume.volume.as_bytes()));
         Ok(self.html(StatusCode::OK, &title, Trail::new(), &contents))
     }
 
     async fn file(&self, file: FileName, from: u64) -> Result<Response<AnswerBody>, Refusal> {
-        let repository = self.repository(file.volume.repository)?;
+        let repository = self.page.repository(file.volume.repository)?;
         let opened = contents::open(repository, &file).await?;
         let contents = match (opened.entry.is_directory(), from) {
             (true, from) => {
@@ -242,11 +291,66 @@ impl Answering {
             Some(name) => shown(name),
             None => shown(file.snapshot.as_bytes()),
         };
+        let can_restore = opened.entry.is_directory() || opened.entry.is_file();
+        let allowed = Allowed {
+            restore: can_restore && self.allowed().restore,
+            ..self.allowed()
+        };
+        let contents = html! { (forms::actions(&file, allowed)) (contents) };
         Ok(self.html(StatusCode::OK, &title, trail(&file), &contents))
     }
 
+    async fn restore_form(
+        &self,
+        file: FileName,
+        asked: &Asked,
+    ) -> Result<Response<AnswerBody>, Refusal> {
+        let repository = self.page.repository(file.volume.repository)?;
+        let opened = contents::open(repository, &file).await?;
+        let roots = &self.page.restores.roots;
+        let is_directory = opened.entry.is_directory();
+        let contents = forms::restore(&file, is_directory, roots, &asked.form_key);
+        let whole = [file.snapshot.as_bytes(), b":/", &file.joined()].concat();
+        let title = format!("Restore {}", shown(&whole));
+        Ok(self.html(StatusCode::OK, &title, trail(&file), &contents))
+    }
+
+    async fn forget_form(
+        &self,
+        file: &FileName,
+        asked: &Asked,
+    ) -> Result<Response<AnswerBody>, Refusal> {
+        if !file.path.is_empty() {
+            return Err(ContentsError::Absent { what: "page" }.into());
+        }
+        let repository = self.page.repository(file.volume.repository)?;
+        contents::open(repository, file).await?;
+        let title = format!("Forget {}?", shown(file.snapshot.as_bytes()));
+        let contents = forms::forget(file, &asked.form_key);
+        Ok(self.html(StatusCode::OK, &title, trail(file), &contents))
+    }
+
+    fn progress(
+        &self,
+        number: u64,
+        is_watched: bool,
+        asked: &Asked,
+    ) -> Result<Response<AnswerBody>, Refusal> {
+        let restore = self.page.restores.find(number);
+        let restore = restore.ok_or(ContentsError::Absent { what: "restore" })?;
+        let contents = forms::progress(&restore, &asked.form_key, is_watched);
+        let trail = vec![("Restores".to_owned(), Route::Restores.address())];
+        let title = format!("Restore {number}");
+        let mut answer = self.html(StatusCode::OK, &title, trail, &contents);
+        if is_watched && restore.state().0.is_none() {
+            let every = HeaderValue::from_static(WATCH_SECONDS);
+            answer.headers_mut().insert(REFRESH, every);
+        }
+        Ok(answer)
+    }
+
     async fn versions(&self, file: FileName) -> Result<Response<AnswerBody>, Refusal> {
-        let repository = self.repository(file.volume.repository)?;
+        let repository = self.page.repository(file.volume.repository)?;
         let versions = contents::versions(repository, &file).await?;
         let contents = markup::versions(&file, &versions, self.now());
         let title = format!("Versions of /{}", shown(&file.joined()));
@@ -257,9 +361,9 @@ impl Answering {
         &self,
         file: &FileName,
         form: Form,
-        asked: Asked,
+        asked: &Asked,
     ) -> Result<Response<AnswerBody>, Refusal> {
-        let repository = self.repository(file.volume.repository)?;
+        let repository = self.page.repository(file.volume.repository)?;
         let opened = contents::open(repository, file).await?;
         let is_archive = form == Form::Archive;
         let is_fit = match is_archive {
@@ -341,19 +445,16 @@ impl Answering {
         let Some(guard) = self.page.guard.token() else {
             return Ok(redirect(&Route::Overview));
         };
-        let (head, body) = request.into_parts();
-        let body = Limited::new(body, FORM_BYTES_MAX).collect();
-        let body = tokio::time::timeout(FORM_PATIENCE, body).await;
-        let Ok(Ok(body)) = body else {
-            let why = "the form is too large, or did not arrive";
-            return Ok(self.refused(StatusCode::BAD_REQUEST, &why));
-        };
-        match is_right(guard, &body.to_bytes()) {
+        let (headers, fields) = form(request).await?;
+        match fields
+            .get("token")
+            .is_some_and(|token| guard.is_token(token))
+        {
             true => {
                 let mut random = [0; 32];
-                let environment = &self.repository(0)?.environment;
+                let environment = &self.page.repository(0)?.environment;
                 environment.entropy.fill(&mut random);
-                let cookie = guard.begin(&head.headers, random, Instant::now());
+                let cookie = guard.begin(&headers, random, Instant::now());
                 let mut answer = redirect(&Route::Overview);
                 answer.headers_mut().insert(SET_COOKIE, cookie);
                 Ok(answer)
@@ -408,70 +509,39 @@ impl Answering {
 }
 
 /// How something is asked for.
-#[derive(Clone, Copy)]
 struct Asked {
     /// The headers alone.
     is_head: bool,
     /// The client can tell the end of a body of unknown length from an error.
     knows_chunks: bool,
+    /// What forms on the page bear.
+    form_key: String,
 }
 
-/// A body that holds a permit until it is sent.
-struct Held {
-    body: AnswerBody,
-    _permit: Result<OwnedSemaphorePermit, AcquireError>,
+/// Returns true if a form to this address changes something.
+fn is_changed(route: &Route) -> bool {
+    matches!(
+        route,
+        Route::File(_, Form::Restore | Form::Forget | Form::BringBack) | Route::Restore { .. }
+    )
 }
 
-impl Body for Held {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<http_body::Frame<Bytes>>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-/// An answer that says why something is not shown.
-struct Refusal {
-    status: StatusCode,
-    title: &'static str,
-    contents: Markup,
-}
-
-impl From<Denial> for Refusal {
-    fn from(denial: Denial) -> Self {
-        Self {
-            status: StatusCode::FORBIDDEN,
-            title: "Refused",
-            contents: markup::denied(denial),
-        }
-    }
-}
-
-impl From<ContentsError> for Refusal {
-    fn from(error: ContentsError) -> Self {
-        let (status, title) = match &error {
-            ContentsError::Absent { .. } => (StatusCode::NOT_FOUND, "Not found"),
-            error if contents::is_passing(error) => {
-                (StatusCode::SERVICE_UNAVAILABLE, "The store does not answer")
-            }
-            _ => (StatusCode::INTERNAL_SERVER_ERROR, "It cannot be read"),
-        };
-        if status.is_server_error() {
-            tracing::warn!("a page cannot be shown: {error}");
-        }
-        Self {
-            status,
-            title,
-            contents: markup::message(&error.to_string()),
-        }
+/// Returns the headers and the fields of a form.
+async fn form<B>(request: Request<B>) -> Result<(HeaderMap, Fields), Refusal>
+where
+    B: Body + Send,
+    B::Data: Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let (head, body) = request.into_parts();
+    let body = Limited::new(body, FORM_BYTES_MAX).collect();
+    match tokio::time::timeout(FORM_PATIENCE, body).await {
+        Ok(Ok(body)) => Ok((head.headers, Fields::parse(&body.to_bytes()))),
+        _ => Err(Refusal {
+            status: StatusCode::BAD_REQUEST,
+            title: "Bad Request",
+            contents: markup::message("the form is too large, or did not arrive"),
+        }),
     }
 }
 
@@ -496,55 +566,4 @@ fn trail(file: &FileName) -> Trail {
         }
     }
     trail
-}
-
-fn is_right(guard: &TokenGuard, form: &[u8]) -> bool {
-    let mut fields = form_urlencoded::parse(form);
-    let token = fields.find(|(name, _)| name == "token");
-    token.is_some_and(|(_, token)| guard.is_token(&token))
-}
-
-fn style() -> Response<AnswerBody> {
-    let text = Bytes::from_static(include_bytes!("style.css"));
-    whole(StatusCode::OK, "text/css; charset=utf-8", text)
-}
-
-fn not_allowed() -> Response<AnswerBody> {
-    let mut answer = whole(
-        StatusCode::METHOD_NOT_ALLOWED,
-        "text/plain; charset=utf-8",
-        Bytes::from_static(b"not allowed\n"),
-    );
-    let allowed = HeaderValue::from_static("GET, HEAD");
-    answer.headers_mut().insert(ALLOW, allowed);
-    answer
-}
-
-fn redirect(route: &Route) -> Response<AnswerBody> {
-    let mut answer = with_body(StatusCode::SEE_OTHER, "text/plain; charset=utf-8", empty());
-    insert_text(&mut answer, LOCATION, &route.address());
-    answer
-}
-
-fn whole(status: StatusCode, kind: &str, bytes: Bytes) -> Response<AnswerBody> {
-    let body = Full::new(bytes).map_err(|never| match never {});
-    with_body(status, kind, body.boxed_unsync())
-}
-
-fn empty() -> AnswerBody {
-    let body = Full::new(Bytes::new()).map_err(|never| match never {});
-    body.boxed_unsync()
-}
-
-fn with_body(status: StatusCode, kind: &str, body: AnswerBody) -> Response<AnswerBody> {
-    let mut answer = Response::new(body);
-    *answer.status_mut() = status;
-    insert_text(&mut answer, CONTENT_TYPE, kind);
-    answer
-}
-
-fn insert_text(answer: &mut Response<AnswerBody>, name: HeaderName, text: &str) {
-    if let Ok(value) = HeaderValue::from_str(text) {
-        answer.headers_mut().insert(name, value);
-    }
 }

@@ -6,7 +6,8 @@
 //! A page that a browser shows can send requests to any address that the browser reaches. So a
 //! request over TCP must name this server in `Host` (another site's name may have been rebound to
 //! its address), a form must come from a page of this server (`Origin`), and each request bears the
-//! token or the cookie of a session that the token began.
+//! token or the cookie of a session that the token began. A form that changes something also bears a
+//! key, which only a page of this server can have told its sender.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -34,6 +35,8 @@ pub struct Guard {
     names: Vec<String>,
     /// None for a Unix socket, whose permissions decide.
     token: Option<TokenGuard>,
+    /// Makes the keys of forms.
+    form_key: [u8; 32],
 }
 
 /// Guards a server that listens on TCP.
@@ -65,14 +68,18 @@ pub enum Denial {
     /// Neither token nor session.
     #[error("the token is missing or wrong")]
     Token,
+    /// The key of a form is missing, or that of another session.
+    #[error("the form is too old, or was not made for this session: open its page again")]
+    FormKey,
 }
 
 impl Guard {
-    /// Returns a guard. `names` are those of `--host`.
-    pub fn new(names: &[String], token: Option<TokenGuard>) -> Self {
+    /// Returns a guard. `names` are those of `--host`, `form_key` random bytes.
+    pub fn new(names: &[String], token: Option<TokenGuard>, form_key: [u8; 32]) -> Self {
         Self {
             names: names.iter().map(|name| name.to_ascii_lowercase()).collect(),
             token,
+            form_key,
         }
     }
 
@@ -110,9 +117,37 @@ impl Guard {
             return Ok(());
         };
         let bearer = one(headers, AUTHORIZATION.as_str()).and_then(bearer);
-        let is_known =
-            bearer.is_some_and(|token| guard.is_token(token)) || guard.is_session(headers, now);
+        let is_known = bearer.is_some_and(|token| guard.is_token(token))
+            || guard.session(headers, now).is_some();
         is_known.then_some(()).ok_or(Denial::Token)
+    }
+
+    /// Returns the key that the forms of a browser bear, to be sent back with them. Each session has
+    /// its own.
+    pub fn form_key(&self, headers: &HeaderMap, now: Instant) -> String {
+        self.form_hash(headers, now).to_hex().to_string()
+    }
+
+    /// Judges the key of a form that changes something.
+    ///
+    /// # Errors
+    /// [`Denial::FormKey`].
+    pub fn check_form(
+        &self,
+        headers: &HeaderMap,
+        key: Option<&str>,
+        now: Instant,
+    ) -> Result<(), Denial> {
+        let key = key.and_then(|key| blake3::Hash::from_hex(key).ok());
+        let is_right = key.is_some_and(|key| key == self.form_hash(headers, now));
+        is_right.then_some(()).ok_or(Denial::FormKey)
+    }
+
+    fn form_hash(&self, headers: &HeaderMap, now: Instant) -> blake3::Hash {
+        let token = self.token.as_ref();
+        let session = token.and_then(|guard| guard.session(headers, now));
+        let session = session.as_ref().map_or(&[][..], |hash| hash.as_bytes());
+        blake3::keyed_hash(&self.form_key, session)
     }
 
     /// Returns true for an address, which no other site can have as its name, and for own names.
@@ -177,13 +212,14 @@ impl TokenGuard {
         HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static(""))
     }
 
-    fn is_session(&self, headers: &HeaderMap, now: Instant) -> bool {
+    /// Returns the hash of the cookie of the session that a request belongs to.
+    fn session(&self, headers: &HeaderMap, now: Instant) -> Option<blake3::Hash> {
         let sessions = self.sessions.lock();
-        let live = |cookie: blake3::Hash| {
+        let is_live = |cookie: &blake3::Hash| {
             let mut live = sessions.iter().filter(|session| session.ends > now);
-            live.any(|session| session.cookie == cookie)
+            live.any(|session| session.cookie == *cookie)
         };
-        self.cookies(headers).any(live)
+        self.cookies(headers).find(is_live)
     }
 
     /// Returns the hashes of the cookies of this server.
@@ -237,7 +273,7 @@ mod tests {
     fn guard() -> Guard {
         let token = Zeroizing::new(TOKEN.to_owned());
         let names = ["Backup.example.net".to_owned()];
-        Guard::new(&names, Some(TokenGuard::new(&token, [7; 32])))
+        Guard::new(&names, Some(TokenGuard::new(&token, [7; 32])), [6; 32])
     }
 
     fn token_guard(guard: &Guard) -> &TokenGuard {
@@ -281,7 +317,7 @@ mod tests {
             "localhost.attacker.example",
         ] {
             assert_eq!(check(other), Err(Denial::Host), "{other}");
-            let socket = Guard::new(&[], None);
+            let socket = Guard::new(&[], None, [6; 32]);
             assert_eq!(of(&socket, other), Err(Denial::Host), "{other}");
         }
         let twice = headers(&[("host", "localhost"), ("host", "attacker.example")]);
@@ -299,7 +335,7 @@ mod tests {
             }
             guard.check_origin(&all, true)
         };
-        for guard in [guard(), Guard::new(&[], None)] {
+        for guard in [guard(), Guard::new(&[], None, [6; 32])] {
             assert_eq!(check(&guard, Some("http://localhost:80")), Ok(()));
             for other in [
                 None,
@@ -343,6 +379,37 @@ mod tests {
         );
         token_guard(&guard).end(&headers(&[("cookie", cookie)]));
         assert_eq!(check(&[("cookie", cookie)], now), Err(Denial::Token));
+    }
+
+    #[test]
+    fn a_form_bears_the_key_of_its_own_session() {
+        let guard = guard();
+        let now = Instant::now();
+        let mine = headers(&[("cookie", &begin(&guard, 1, now))]);
+        let other = headers(&[("cookie", &begin(&guard, 2, now))]);
+        let key = guard.form_key(&mine, now);
+        assert_eq!(guard.check_form(&mine, Some(&key), now), Ok(()));
+        for (headers, key) in [
+            (&other, Some(key.as_str())),
+            (&HeaderMap::new(), Some(&key)),
+            (&mine, None),
+            (&mine, Some("")),
+            (&mine, Some(&key[1..])),
+            (&mine, Some(&guard.form_key(&HeaderMap::new(), now))),
+        ] {
+            let checked = guard.check_form(headers, key, now);
+            assert_eq!(checked, Err(Denial::FormKey), "{key:?}");
+        }
+        // A server that begins again has other keys.
+        let again = Guard::new(&[], None, [5; 32]);
+        let before = Guard::new(&[], None, [6; 32]);
+        let key = before.form_key(&HeaderMap::new(), now);
+        let checked = again.check_form(&HeaderMap::new(), Some(&key), now);
+        assert_eq!(checked, Err(Denial::FormKey));
+        assert_eq!(
+            before.check_form(&HeaderMap::new(), Some(&key), now),
+            Ok(())
+        );
     }
 
     #[test]

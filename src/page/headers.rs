@@ -11,9 +11,9 @@ use http::header::{
 
 use crate::printable;
 
-/// A page loads its style sheet and nothing else, sends forms to this server alone, and stands in
-/// no frame.
-const POLICY: &str = "default-src 'none'; style-src 'self'; form-action 'self'; \
+/// A page loads its style sheet and its icon and nothing else, sends forms to this server alone, and
+/// stands in no frame.
+const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; \
                       frame-ancestors 'none'; base-uri 'none'";
 
 /// Adds the headers of every answer.

@@ -45,6 +45,7 @@ pub fn page(frame: &Frame<'_>, contents: &Markup) -> String {
                 meta name="color-scheme" content="light dark";
                 title { (frame.title) " – bkfs" }
                 link rel="stylesheet" href=(Route::Style.address());
+                link rel="icon" type="image/svg+xml" href=(Route::Icon.address());
             }
             body {
                 a.skip href="#contents" { "Skip to the contents" }
@@ -93,7 +94,7 @@ pub fn login(is_wrong: bool) -> Markup {
 
 /// The heading of a column.
 #[derive(Clone, Copy)]
-enum Column {
+pub enum Column {
     /// Words, which begin on one line.
     Text(&'static str),
     /// Numbers, which end on one line.
@@ -132,7 +133,7 @@ const VERSION_COLUMNS: &[Column] = &[
 ];
 
 /// Returns a table, which scrolls by itself where a screen is too narrow for it.
-fn table(caption: &str, columns: &[Column], rows: &Markup) -> Markup {
+pub fn table(caption: &str, columns: &[Column], rows: &Markup) -> Markup {
     html! {
         div.wide tabindex="0" role="region" aria-label=(caption) { table {
             caption { (caption) }

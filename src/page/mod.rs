@@ -1,7 +1,8 @@
 //! The page of `bkfs serve`: snapshots of repositories in a browser, without a mount.
 //!
-//! Owns what a request is allowed to do, what it gets, and the HTTP around it. Changes nothing in a
-//! repository.
+//! Owns what a request is allowed to do, what it gets, and the HTTP around it. Changes a repository
+//! or this machine only as the options of the server allow: a snapshot is forgotten or brought back
+//! (`maintain::forgetting`), a file or directory is restored (`restore`).
 //!
 //! ```text
 //!   server    connections: limits, time-outs, TLS, the end
@@ -11,20 +12,32 @@
 //!   contents  reads what a page shows
 //!   markup    pages as HTML (pure)
 //!   download  bytes of a file or an archive on their way to a client
+//!   changes   what forms change
+//!   restores  restores to this machine, and how far they are
+//!   forms     pages of changes as HTML (pure)
+//!   refusal   why a request is refused
+//!   response  bodies of answers
 //!   headers   headers of all answers (pure)
 //! ```
 
 use std::sync::Arc;
 
+use crate::page::contents::ContentsError;
 use crate::page::guard::Guard;
+use crate::page::restores::Restores;
 use crate::repository::Repository;
 
 pub mod answer;
+pub mod changes;
 pub mod contents;
 pub mod download;
+pub mod forms;
 pub mod guard;
 pub mod headers;
 pub mod markup;
+mod refusal;
+mod response;
+pub mod restores;
 pub mod route;
 pub mod server;
 
@@ -54,4 +67,19 @@ pub struct Page {
     pub guard: Guard,
     /// Asks the mounts of this machine.
     pub mounts: Arc<Mounts>,
+    /// Whether snapshots may be forgotten and brought back.
+    pub may_forget: bool,
+    /// Where it may restore to, and what it restores.
+    pub restores: Restores,
+}
+
+impl Page {
+    /// Returns the repository of a number in an address.
+    ///
+    /// # Errors
+    /// [`ContentsError::Absent`].
+    pub fn repository(&self, number: usize) -> Result<&Repository, ContentsError> {
+        let repository = self.repositories.get(number);
+        repository.ok_or(ContentsError::Absent { what: "repository" })
+    }
 }

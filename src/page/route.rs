@@ -26,6 +26,8 @@ pub enum Route {
     Overview,
     /// The style sheet.
     Style,
+    /// The icon of all pages.
+    Icon,
     /// The form that asks for the token.
     Login,
     /// Ends the use of a token.
@@ -36,6 +38,15 @@ pub enum Route {
     Volume(VolumeName),
     /// A file or a directory of a snapshot.
     File(FileName, Form),
+    /// The restores of this server.
+    Restores,
+    /// One of them.
+    Restore {
+        /// Its number, from 1.
+        number: u64,
+        /// Whether the browser asks again and again.
+        is_watched: bool,
+    },
 }
 
 /// A volume of a repository.
@@ -72,6 +83,12 @@ pub enum Form {
     Archive,
     /// The snapshots of the volume that have the path, each with its size and time.
     Versions,
+    /// Restoring it to this machine.
+    Restore,
+    /// Forgetting the snapshot.
+    Forget,
+    /// Bringing back the forgotten snapshot.
+    BringBack,
 }
 
 impl Route {
@@ -81,11 +98,17 @@ impl Route {
         Some(match rest {
             "" => Route::Overview,
             "style.css" => Route::Style,
+            "icon.svg" => Route::Icon,
             "login" => Route::Login,
             "logout" => Route::Logout,
             "metrics" => Route::Metrics(None),
+            "restores" => Route::Restores,
             rest => match rest.split_once('/')? {
                 ("metrics", number) => Route::Metrics(Some(index(number)?)),
+                ("restores", number) => Route::Restore {
+                    number: index(number)? as u64 + 1,
+                    is_watched: query == Some("watch"),
+                },
                 ("repository", rest) => of_repository(rest, query)?,
                 _ => return None,
             },
@@ -97,11 +120,17 @@ impl Route {
         match self {
             Route::Overview => "/".to_owned(),
             Route::Style => "/style.css".to_owned(),
+            Route::Icon => "/icon.svg".to_owned(),
             Route::Login => "/login".to_owned(),
             Route::Logout => "/logout".to_owned(),
             Route::Metrics(None) => "/metrics".to_owned(),
             Route::Metrics(Some(repository)) => format!("/metrics/{}", repository + 1),
             Route::Volume(volume) => volume.address(),
+            Route::Restores => "/restores".to_owned(),
+            Route::Restore { number, is_watched } => {
+                let query = if *is_watched { "?watch" } else { "" };
+                format!("/restores/{number}{query}")
+            }
             Route::File(file, form) => {
                 let mut address = file.volume.address();
                 address += &encoded(file.snapshot.as_bytes());
@@ -115,6 +144,9 @@ impl Route {
                     Form::Contents => address + "?as=file",
                     Form::Archive => address + "?as=tar",
                     Form::Versions => address + "?as=versions",
+                    Form::Restore => address + "?as=restore",
+                    Form::Forget => address + "?as=forget",
+                    Form::BringBack => address + "?as=bring-back",
                 }
             }
         }
@@ -175,6 +207,9 @@ fn form(query: Option<&str>) -> Option<Form> {
         Some("as=file") => Form::Contents,
         Some("as=tar") => Form::Archive,
         Some("as=versions") => Form::Versions,
+        Some("as=restore") => Form::Restore,
+        Some("as=forget") => Form::Forget,
+        Some("as=bring-back") => Form::BringBack,
         Some(query) => Form::Page {
             from: query.strip_prefix("from=")?.parse().ok()?,
         },
@@ -274,6 +309,8 @@ mod tests {
             "/repository/1/main/monday?as=zip",
             "/repository/1/main/monday?from=x",
             "/metrics/0",
+            "/restores/0",
+            "/restores/x",
             "/metrics/",
         ] {
             assert_eq!(parse(address), None, "{address}");
@@ -290,6 +327,7 @@ mod tests {
             form in prop_oneof![
                 any::<u64>().prop_map(|from| Form::Page { from }),
                 Just(Form::Contents), Just(Form::Archive), Just(Form::Versions),
+                Just(Form::Restore), Just(Form::Forget), Just(Form::BringBack),
             ],
         ) {
             let is_name = |name: &[u8]| !name.contains(&b'/') && name != b"." && name != b"..";
@@ -299,6 +337,8 @@ mod tests {
             let route = Route::Volume(volume.clone());
             prop_assert_eq!(parse(&route.address()), Some(route));
             let route = Route::Metrics(Some(repository));
+            prop_assert_eq!(parse(&route.address()), Some(route));
+            let route = Route::Restore { number: 1 + repository as u64, is_watched: repository > 3 };
             prop_assert_eq!(parse(&route.address()), Some(route));
             let route = Route::File(FileName { volume, snapshot, path }, form);
             prop_assert_eq!(parse(&route.address()), Some(route));

@@ -16,6 +16,14 @@ pub enum RestoreError {
         /// The reason.
         reason: String,
     },
+    /// The target has what may not be there.
+    #[error("{}: {}", path.display(), if *is_directory { "is not empty" } else { "exists" })]
+    Occupied {
+        /// Path of the target.
+        path: PathBuf,
+        /// Whether it is a directory.
+        is_directory: bool,
+    },
     /// The snapshot has no such path.
     #[error("the snapshot has no {path}")]
     NoSuchPath {

@@ -27,9 +27,11 @@ use crate::restore::error::RestoreError;
 use crate::restore::filesystems::Filesystems;
 use crate::restore::job::{Job, Options, Problem, RestoreProgress};
 use crate::restore::overwrite::Found;
-use crate::restore::room::Need;
+use crate::restore::room::{Lacking, Need};
 use crate::restore::source::{Source, Survey};
 use crate::restore::sync::{date, sync};
+use crate::restore::target::Target;
+use crate::root::snapshots::SnapshotEntry;
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::Key;
 use crate::volume::ROOT_INODE;
@@ -53,6 +55,7 @@ pub mod room;
 pub mod selection;
 pub mod source;
 mod sync;
+pub mod target;
 mod walk;
 
 /// Parts of files in flight at the same time; each holds at most [`file::PART_BYTES`].
@@ -96,9 +99,13 @@ pub fn sweep(target: &Path) {
         true => Path::new("."),
         false => directory,
     };
-    if let Ok(directory) = std::fs::File::open(directory)
-        && let Err(error) = drafts::sweep(directory.as_fd(), SystemClock.now())
-    {
+    if let Ok(directory) = std::fs::File::open(directory) {
+        sweep_in(&directory, target);
+    }
+}
+
+fn sweep_in(directory: &impl AsFd, target: &Path) {
+    if let Err(error) = drafts::sweep(directory.as_fd(), SystemClock.now()) {
         let target = target.display();
         tracing::warn!("{target}: drafts of an earlier restore may stay next to it: {error}");
     }
@@ -108,17 +115,18 @@ pub fn sweep(target: &Path) {
 /// counts in `progress` what would stay there. Changes nothing.
 ///
 /// # Errors
-/// [`RestoreError::Target`] if the target has what may not exist; [`RestoreError::Volume`] if the
+/// [`RestoreError::Occupied`] if the target has what may not exist; [`RestoreError::Volume`] if the
 /// snapshot cannot be read.
 pub async fn rehearse(
     source: &Source,
-    target: &Path,
+    target: &Target,
     options: Options,
     progress: &RestoreProgress,
 ) -> Result<(Survey, Need), RestoreError> {
     let top = source.view.attributes(Scope::Live, source.inode).await?;
     let is_directory = mode::is_directory(top.mode);
-    place::require_vacant(target, is_directory, options.overwrite)?;
+    target.require_vacant(is_directory, options.overwrite)?;
+    let target = target.path();
     let rights = options.rights();
     let mut need = Need::default();
     let mut judge = |path: &Path, attributes: &Attributes| {
@@ -144,6 +152,31 @@ pub async fn rehearse(
     Ok((survey, need))
 }
 
+/// Returns the room that a restore of `source` as `target` lacks; none if it fits, or if that is not
+/// known. `total` is the number of bytes to restore if that is known, and `snapshot` the snapshot.
+///
+/// # Errors
+/// [`RestoreError::Occupied`] if the target has what may not exist.
+pub async fn lacking(
+    source: &Source,
+    (snapshot, total): (&SnapshotEntry, Option<u64>),
+    target: &Target,
+    options: Options,
+) -> Result<Option<Lacking>, RestoreError> {
+    // Each file may need one block more than its contents.
+    let blocks = snapshot.files.saturating_mul(4096);
+    let at_most = total.unwrap_or(snapshot.bytes).saturating_add(blocks);
+    if Need::of(at_most).lacking(target.path()).is_none() {
+        return Ok(None);
+    }
+    // What is there already is replaced, or need not be written.
+    match rehearse(source, target, options, &RestoreProgress::default()).await {
+        // The restore itself says what is wrong with the tree.
+        Err(RestoreError::Volume(_)) => Ok(None),
+        rehearsed => Ok(rehearsed?.1.lacking(target.path())),
+    }
+}
+
 /// Restores `source` as `target`: the contents of a directory, or one file. `leading` are the
 /// directories that a [survey](Source::survey) has found to lead to what patterns name.
 ///
@@ -151,15 +184,16 @@ pub async fn rehearse(
 /// restored and on disk (`syncfs`).
 ///
 /// # Errors
-/// [`RestoreError::Target`] if the target cannot be used; [`RestoreError::Volume`] if the
-/// attributes of `inode` cannot be read.
+/// [`RestoreError::Target`] or [`RestoreError::Occupied`] if the target cannot be used;
+/// [`RestoreError::Volume`] if the attributes of the source cannot be read.
 pub async fn restore(
     source: Source,
     leading: HashSet<u64>,
-    target: &Path,
+    target: &Target,
     options: Options,
     progress: Arc<RestoreProgress>,
 ) -> Result<Vec<Problem>, RestoreError> {
+    let path = target.path();
     let number = source.inode;
     let attributes = source.view.attributes(Scope::Live, number).await?;
     let job = Arc::new(Job {
@@ -176,7 +210,7 @@ pub async fn restore(
         buffers: DirectBuffers::default(),
     });
     let unusable = |error: &dyn std::fmt::Display| RestoreError::Target {
-        path: target.to_owned(),
+        path: path.to_owned(),
         reason: error.to_string(),
     };
     let note = |directory: &OwnedFd| {
@@ -185,23 +219,24 @@ pub async fn restore(
     };
     let mut parts = JoinSet::new();
     let directory: OwnedFd = if mode::is_directory(attributes.mode) {
-        let directory = place::target_directory(target, options.overwrite)?;
+        let directory = target.directory(options.overwrite)?;
         note(&directory.fd)?;
-        walk::directory(&job, number, attributes, &directory, target, &mut parts).await?;
+        walk::directory(&job, number, attributes, &directory, path, &mut parts).await?;
         directory.fd
     } else if job.leaves_out(&attributes) {
         return Ok(Vec::new());
     } else if let Some(fault) = fault::of_attributes(number, &attributes) {
-        job.problem(target, &fault, false);
+        job.problem(path, &fault, false);
         return Ok(std::mem::take(&mut *job.problems.lock()));
     } else {
-        let (directory, name) = place::target_file(target, options.overwrite)?;
+        let (directory, name) = target.file(options.overwrite)?;
         note(&directory)?;
+        sweep_in(&*directory, path);
         let place = inode::Destination {
             directory: &directory,
             below: &Path::new("").into(),
             name: &name,
-            path: target,
+            path,
         };
         inode::single(&job, (number, &attributes), place, &mut parts).await;
         Arc::try_unwrap(directory)
@@ -210,11 +245,11 @@ pub async fn restore(
     };
     while let Some(done) = parts.join_next().await {
         if let Err(error) = done {
-            job.problem(target, &error, false);
+            job.problem(path, &error, false);
         }
     }
     // What still waits is a single file.
-    date(&job, &directory, target.parent().unwrap_or(target)).await;
-    sync(&job, target).await;
+    date(&job, &directory, path.parent().unwrap_or(path)).await;
+    sync(&job, path).await;
     Ok(std::mem::take(&mut *job.problems.lock()))
 }

@@ -1,124 +1,28 @@
 //! Making inodes in the target.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-use crate::restore::error::RestoreError;
 use crate::restore::overwrite::Overwrite;
 use crate::tree::item::Attributes;
 
 /// Flags for opening directories: never through a link.
-const DIRECTORY: OFlags = OFlags::RDONLY
+pub(super) const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-fn refused(path: &Path, reason: impl ToString) -> RestoreError {
-    RestoreError::Target {
-        path: path.to_owned(),
-        reason: reason.to_string(),
-    }
-}
-
 /// A directory that is restored into.
+#[derive(Debug)]
 pub struct Opened {
     /// The open directory.
     pub fd: OwnedFd,
     /// The permissions that it had if it is not new.
     pub before: Option<Mode>,
-}
-
-/// Opens the directory to restore into; makes it if it is absent.
-///
-/// # Errors
-/// [`RestoreError::Target`] if it cannot be made or opened, or has entries and none may exist.
-pub fn target_directory(path: &Path, overwrite: Overwrite) -> Result<Opened, RestoreError> {
-    let is_there = path.exists();
-    std::fs::create_dir_all(path).map_err(|error| refused(path, error))?;
-    let entries = std::fs::read_dir(path).map_err(|error| refused(path, error))?;
-    require_empty(path, entries, overwrite)?;
-    // The user named it, so a link to a directory is as good as the directory.
-    let flags = DIRECTORY.difference(OFlags::NOFOLLOW);
-    let directory = rustix::fs::open(path, flags, Mode::empty());
-    let directory = directory.map_err(|error| refused(path, error))?;
-    let before = make_writable(directory.as_fd()).map_err(|error| refused(path, error))?;
-    Ok(Opened {
-        fd: directory,
-        before: is_there.then_some(before),
-    })
-}
-
-fn require_empty(
-    path: &Path,
-    mut entries: std::fs::ReadDir,
-    overwrite: Overwrite,
-) -> Result<(), RestoreError> {
-    if overwrite.meets_existing() || entries.next().is_none() {
-        return Ok(());
-    }
-    Err(refused(
-        path,
-        "is not empty; --overwrite=if-changed goes on with an interrupted restore, --overwrite \
-         replaces all files that are there",
-    ))
-}
-
-fn require_absent(path: &Path, overwrite: Overwrite) -> Result<(), RestoreError> {
-    match !overwrite.meets_existing() && path.symlink_metadata().is_ok() {
-        true => Err(refused(path, "exists; give --overwrite to replace it")),
-        false => Ok(()),
-    }
-}
-
-/// Checks, and changes nothing, that `path` has nothing that may not exist.
-///
-/// # Errors
-/// [`RestoreError::Target`] if it has.
-pub fn require_vacant(
-    path: &Path,
-    is_directory: bool,
-    overwrite: Overwrite,
-) -> Result<(), RestoreError> {
-    if !is_directory {
-        return require_absent(path, overwrite);
-    }
-    match std::fs::read_dir(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        entries => {
-            let entries = entries.map_err(|error| refused(path, error))?;
-            require_empty(path, entries, overwrite)
-        }
-    }
-}
-
-/// Returns the directory and the name for a single file; makes the directory if it is absent.
-///
-/// # Errors
-/// [`RestoreError::Target`] if the path names no file, the directory cannot be made or opened, or
-/// the file exists and may not.
-pub fn target_file(
-    path: &Path,
-    overwrite: Overwrite,
-) -> Result<(Arc<OwnedFd>, OsString), RestoreError> {
-    let name = path
-        .file_name()
-        .ok_or_else(|| refused(path, "names no file"))?
-        .to_owned();
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    std::fs::create_dir_all(parent).map_err(|error| refused(parent, error))?;
-    require_absent(path, overwrite)?;
-    let flags = DIRECTORY.difference(OFlags::NOFOLLOW);
-    let directory =
-        rustix::fs::open(parent, flags, Mode::empty()).map_err(|error| refused(parent, error))?;
-    Ok((Arc::new(directory), name))
 }
 
 /// Renames `draft` to `name`, and replaces a link, a file, or an empty directory of that name.
@@ -219,7 +123,7 @@ pub fn directory(
 /// Gives the owner of a directory the permission to change it while it is restored into; its own
 /// permissions are set at the end. Directories of other users stay as they are, and root needs no
 /// permission. Returns the permissions that it had.
-fn make_writable(directory: BorrowedFd<'_>) -> rustix::io::Result<Mode> {
+pub(super) fn make_writable(directory: BorrowedFd<'_>) -> rustix::io::Result<Mode> {
     let found = rustix::fs::fstat(directory)?;
     let user = rustix::process::geteuid();
     let mode = Mode::from_raw_mode(found.st_mode & 0o7777);

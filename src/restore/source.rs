@@ -7,6 +7,7 @@ use std::collections::HashSet;
 
 use crate::fault::Entered;
 use crate::restore::selection::{Choice, Selection};
+use crate::root::snapshots::SnapshotEntry;
 use crate::tree::item::Attributes;
 use crate::volume::error::VolumeError;
 use crate::volume::mode;
@@ -96,6 +97,17 @@ pub(super) fn allocated(attributes: &Attributes) -> u64 {
     let size = attributes.size_bytes;
     let blocks = size.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
     blocks.min(attributes.allocated_bytes)
+}
+
+/// Returns the bytes of the file or directory `path` of a snapshot, with holes counted, if they are
+/// known without a survey.
+pub fn known_bytes(path: &[u8], attributes: &Attributes, snapshot: &SnapshotEntry) -> Option<u64> {
+    let is_all = path.iter().all(|byte| *byte == b'/');
+    match (is_all, mode::is_regular(attributes.mode)) {
+        (true, _) => Some(snapshot.bytes),
+        (false, true) => Some(attributes.size_bytes),
+        (false, false) => None,
+    }
 }
 
 /// What a survey has not looked into yet.

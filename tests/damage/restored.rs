@@ -9,6 +9,7 @@ use bkfs::repository::open_in;
 use bkfs::restore;
 use bkfs::restore::job::Options;
 use bkfs::restore::source::Source;
+use bkfs::restore::target::Target;
 use bkfs_store::Store;
 
 use crate::machine::opening;
@@ -44,8 +45,9 @@ pub fn restore(fixture: &Fixture, store: Arc<dyn Store>, name: &str) -> Result<R
             ..Options::default()
         };
         let source = Source::whole(view, bkfs::volume::ROOT_INODE, b"/");
+        let place = Target::at(&target);
         let restored =
-            restore::restore(source, Default::default(), &target, options, Arc::default()).await;
+            restore::restore(source, Default::default(), &place, options, Arc::default()).await;
         restored.map_err(|error| error.to_string())
     })?;
     let path = |path: &Path| {

@@ -121,7 +121,7 @@ other_sites_are_refused() {
   done
   answers 403 --data-urlencode "token=$TOKEN" "$TCP/login"
   answers 303 -H "Origin: $TCP" --data-urlencode "token=$TOKEN" "$TCP/login"
-  answers 400 -H "Origin: $TCP" --data-binary @<(head -c 5000 /dev/zero | tr '\0' x) "$TCP/login"
+  answers 400 -H "Origin: $TCP" --data-binary @<(head -c 20000 /dev/zero | tr '\0' x) "$TCP/login"
   answers 405 -X DELETE -H "Authorization: Bearer $TOKEN" "$TCP/"
   answers 405 -X POST -H "Origin: $TCP" -H "Authorization: Bearer $TOKEN" "$TCP/repository/1/main/"
 }

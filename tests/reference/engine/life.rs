@@ -9,6 +9,7 @@ use bkfs::repository::{Opening, Repository, create_in, open_in};
 use bkfs::restore::job::Options;
 use bkfs::restore::restore;
 use bkfs::restore::source::Source;
+use bkfs::restore::target::Target;
 use bkfs::volume::requests::SnapshotRequest;
 use bkfs_chunker::content_store::ContentStoreConfig;
 use bkfs_fuse::MountOptions;
@@ -128,7 +129,8 @@ impl Engine {
                 .await
                 .expect("the snapshot");
             let source = Source::whole(view, bkfs::volume::ROOT_INODE, b"/");
-            restore(source, Default::default(), target, options, Arc::default()).await
+            let target = Target::at(target);
+            restore(source, Default::default(), &target, options, Arc::default()).await
         });
         let problems = restored.expect("restore");
         assert!(problems.is_empty(), "{problems:?}");

@@ -5,9 +5,11 @@
 //! and removed files may be back. This can only be seen when no process lives there any more. While
 //! a process runs, the disk may fail once, or be full.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -25,6 +27,8 @@ use crate::store::{Power, SimStore};
 pub struct Host {
     disk: SimulatedDisk,
     powers: Vec<Arc<Power>>,
+    /// For each process, whether the disk has had no fault while it lived.
+    are_well: Vec<Rc<Cell<bool>>>,
 }
 
 /// The fault of a disk while a process runs.
@@ -62,9 +66,19 @@ impl Host {
         self.disk.crash(&SeededEntropy::new(seed));
     }
 
-    /// Starts a process here, with this trouble and no other.
-    pub fn start(&mut self, process: &SimStore, trouble: Trouble) -> Arc<dyn Disk> {
+    /// Starts a process here, with this trouble and no other. All processes here have it. Returns the
+    /// disk, and whether it is well as long as the process lives.
+    pub fn start(
+        &mut self,
+        process: &SimStore,
+        trouble: Trouble,
+    ) -> (Arc<dyn Disk>, Rc<Cell<bool>>) {
         self.powers.push(process.power.clone());
+        let is_well = Rc::new(Cell::new(true));
+        self.are_well.push(is_well.clone());
+        if trouble != Trouble::None {
+            self.are_well.iter().for_each(|one| one.set(false));
+        }
         self.disk.heal();
         match trouble {
             Trouble::None => {}
@@ -76,11 +90,12 @@ impl Host {
         if process.bug == Some(Bug::SpoolNotFlushed) {
             self.disk.lie();
         }
-        Arc::new(HostDisk {
+        let disk = HostDisk {
             disk: self.disk.clone(),
             process: process.clone(),
             ghosts: Mutex::default(),
-        })
+        };
+        (Arc::new(disk), is_well)
     }
 }
 

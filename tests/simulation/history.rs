@@ -1,7 +1,7 @@
 //! The states that a volume may have: those that its writer has been through, and which of them
 //! must not be lost.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -56,16 +56,24 @@ struct Answered {
 }
 
 /// The host of a mount with a spool.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Home {
     /// The number of the host.
     pub host: u64,
     /// Whether its disk is enough for fsync.
     pub is_local: bool,
-    /// Whether its disk never fails.
-    pub is_disk_well: bool,
-    /// Whether its disk never fails and its spool is large.
-    pub is_well: bool,
+    /// Whether its disk has not failed in this life of the mount: another process on the host may
+    /// begin with a fault, which strikes the next use of the disk by any of them.
+    pub is_disk_well: Rc<Cell<bool>>,
+    /// Whether its spool is large.
+    pub has_large_spool: bool,
+}
+
+impl Home {
+    /// Whether there is room for everything, on a disk that works.
+    fn is_well(&self) -> bool {
+        self.is_disk_well.get() && self.has_large_spool
+    }
 }
 
 /// A lineage that several owners in one thread share.
@@ -143,7 +151,7 @@ impl Lineage {
             since.is_some_and(|since| since <= done.at) && done.at + within <= vitals.at
         });
         let is_silent = vitals.acknowledged + KEPT_WITHIN <= vitals.at;
-        let is_kept = self.home.is_some_and(|home| home.is_well) && is_silent;
+        let is_kept = self.has_good_spool() && is_silent;
         let in_spool = last(&|done| done.is_close && done.at + KEPT_WITHIN <= vitals.at);
         self.acknowledged = self.acknowledged.max(in_bucket);
         if is_kept {
@@ -228,22 +236,23 @@ impl Lineage {
 
     /// Returns the host, if it has a disk.
     pub fn host(&self) -> Option<u64> {
-        self.home.map(|home| home.host)
+        self.home.as_ref().map(|home| home.host)
     }
 
     /// Whether there is a spool with room for everything, on a disk that works.
     pub fn has_good_spool(&self) -> bool {
-        self.home.is_some_and(|home| home.is_well)
+        self.home.as_ref().is_some_and(Home::is_well)
     }
 
     /// Whether there is a disk that fails at times, or is full.
     pub fn has_bad_disk(&self) -> bool {
-        self.home.is_some_and(|home| !home.is_disk_well)
+        let home = self.home.as_ref();
+        home.is_some_and(|home| !home.is_disk_well.get())
     }
 
     /// Whether the disk of the host is enough for fsync.
     pub fn is_local(&self) -> bool {
-        self.home.is_some_and(|home| home.is_local)
+        self.home.as_ref().is_some_and(|home| home.is_local)
     }
 
     /// Whether the disk of the host has acknowledged operations that the successor does not have.

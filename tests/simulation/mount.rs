@@ -1,5 +1,7 @@
 //! Machines, and mounts on them.
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use bkfs::clock::Clock;
@@ -78,7 +80,7 @@ pub struct Wish {
     /// The host's disk, for a spool.
     pub disk: Option<Arc<dyn Disk>>,
     /// Whether the disk has no fault.
-    pub is_disk_well: bool,
+    pub is_disk_well: Rc<Cell<bool>>,
     /// Whether the spool is enough for fsync.
     pub is_local: bool,
     /// Whether this is `bkfs session end`, which takes the volume over and ends.

@@ -277,12 +277,12 @@ impl World {
         };
         let machine = process.power.machine;
         wish.is_local = self.chance(LOCAL_PERCENT) && !wish.ends_session;
-        wish.is_disk_well = trouble == Trouble::None;
         self.shared.trace.note(format_args!(
             "m{machine} is on host {}, {trouble:?}, fsync=local {}",
             wish.host, wish.is_local
         ));
-        wish.disk = Some(host.start(process, trouble));
+        let (disk, is_well) = host.start(process, trouble);
+        (wish.disk, wish.is_disk_well) = (Some(disk), is_well);
     }
 
     fn trouble(&self) -> Trouble {

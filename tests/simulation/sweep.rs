@@ -1,6 +1,8 @@
 //! A small backup during which the Nth request fails, for every N.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use bkfs::repository::create_on;
@@ -68,7 +70,7 @@ fn wish(process: u32) -> Wish {
         skew_s: 0,
         seed: u64::from(process),
         disk: None,
-        is_disk_well: true,
+        is_disk_well: Rc::new(Cell::new(true)),
         is_local: false,
         ends_session: false,
         manners: Manners::default(),

@@ -1,6 +1,7 @@
 //! The life of one volume: mounts that write, make snapshots, crash, are taken over and come back,
 //! and the comparison after each.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,7 +79,7 @@ impl Wish {
             skew_s: random.random_range(-100_000..100_000),
             seed: random.random(),
             disk: None,
-            is_disk_well: true,
+            is_disk_well: Rc::new(Cell::new(true)),
             is_local: false,
             ends_session: false,
             manners: world.manners,
@@ -92,8 +93,8 @@ impl Wish {
         (self.disk.is_some() && !self.ends_session).then_some(Home {
             host: self.host,
             is_local: self.is_local,
-            is_disk_well: self.is_disk_well,
-            is_well: self.is_disk_well && self.manners.has_large_spool(),
+            is_disk_well: self.is_disk_well.clone(),
+            has_large_spool: self.manners.has_large_spool(),
         })
     }
 }

@@ -118,6 +118,7 @@ impl Restore {
             verify: self.verify,
             no_special: self.no_special,
             no_owner: self.no_owner,
+            problems_max: None,
         }
     }
 }

@@ -194,6 +194,9 @@ impl Contents {
     /// name, for what can be read of it, but keeps the time at which it was written, so that it is
     /// not taken for the file of the snapshot.
     fn finish(&self) {
+        if self.job.is_abandoned.load(Ordering::SeqCst) {
+            return place::discard(self.target.directory.as_fd(), &self.target.draft);
+        }
         let is_whole = self.left.load(Ordering::Relaxed) == 0;
         if !is_whole {
             self.fail(&"a part of it was not written");

@@ -7,9 +7,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bkfs_store::direct::DirectBuffers;
+use bkfs_store::entropy::SystemEntropy;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
@@ -25,6 +26,9 @@ use crate::tree::item::Attributes;
 use crate::volume::error::VolumeError;
 use crate::volume::mode;
 
+/// Parts of files in flight at the same time; each holds at most [`PART_BYTES`](super::file::PART_BYTES).
+const PARTS_AT_ONCE: usize = 12;
+
 /// Options of a restore.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
@@ -37,6 +41,9 @@ pub struct Options {
     pub no_special: bool,
     /// Leave owners and groups as the kernel gives them to new files.
     pub no_owner: bool,
+    /// Most problems that are reported one by one; none for all. [`RestoreProgress::problems`]
+    /// counts all of them.
+    pub problems_max: Option<usize>,
 }
 
 impl Options {
@@ -71,6 +78,8 @@ pub struct RestoreProgress {
     pub set_ids: AtomicU64,
     /// Devices, fifos and sockets that [`Options::no_special`] excludes.
     pub special: AtomicU64,
+    /// Problems.
+    pub problems: AtomicU64,
 }
 
 impl RestoreProgress {
@@ -114,9 +123,45 @@ pub(super) struct Job {
     pub(super) drafts: Drafts,
     /// Buffers for writes past the page cache.
     pub(super) buffers: DirectBuffers,
+    /// The restore was dropped before its end. What is not whole gets no name.
+    pub(super) is_abandoned: AtomicBool,
+}
+
+/// Tells a job, unless it is at its end, that its restore was dropped.
+pub(super) struct Abandoning(pub(super) Option<Arc<Job>>);
+
+impl Drop for Abandoning {
+    fn drop(&mut self) {
+        if let Some(job) = &self.0 {
+            job.is_abandoned.store(true, Ordering::SeqCst);
+        }
+    }
 }
 
 impl Job {
+    /// Returns a restore that has not begun.
+    pub(super) fn new(
+        source: Source,
+        leading: HashSet<u64>,
+        options: Options,
+        progress: Arc<RestoreProgress>,
+    ) -> Arc<Self> {
+        Arc::new(Job {
+            source,
+            leading,
+            options,
+            progress,
+            permits: Arc::new(Semaphore::new(PARTS_AT_ONCE)),
+            problems: Mutex::new(Vec::new()),
+            unmade: Mutex::default(),
+            filesystems: Filesystems::default(),
+            dates: Dates::default(),
+            drafts: Drafts::new(&SystemEntropy),
+            buffers: DirectBuffers::default(),
+            is_abandoned: AtomicBool::new(false),
+        })
+    }
+
     /// Returns the name under which an inode other than a file is made that will be called `name`.
     /// It is a temporary one if an existing inode may have that name.
     pub(super) fn draft(&self, name: &OsStr) -> OsString {
@@ -195,6 +240,14 @@ impl Job {
             reason: error.to_string(),
             damaged,
         };
+        let count = self.progress.problems.fetch_add(1, Ordering::Relaxed);
+        if self
+            .options
+            .problems_max
+            .is_some_and(|most| count >= most as u64)
+        {
+            return;
+        }
         tracing::error!("{}: {}", problem.path.display(), problem.reason);
         self.problems.lock().push(problem);
     }

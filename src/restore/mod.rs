@@ -13,19 +13,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use bkfs_store::direct::DirectBuffers;
-use bkfs_store::entropy::SystemEntropy;
-use parking_lot::Mutex;
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::clock::{Clock, SystemClock};
 use crate::fault;
-use crate::restore::dates::Dates;
-use crate::restore::drafts::Drafts;
 use crate::restore::error::RestoreError;
-use crate::restore::filesystems::Filesystems;
-use crate::restore::job::{Job, Options, Problem, RestoreProgress};
+use crate::restore::job::{Abandoning, Job, Options, Problem, RestoreProgress};
 use crate::restore::overwrite::Found;
 use crate::restore::room::{Lacking, Need};
 use crate::restore::source::{Source, Survey};
@@ -57,9 +50,6 @@ pub mod source;
 mod sync;
 pub mod target;
 mod walk;
-
-/// Parts of files in flight at the same time; each holds at most [`file::PART_BYTES`].
-const PARTS_AT_ONCE: usize = 12;
 
 /// Finds an inode by its path from the root. Empty components are skipped.
 ///
@@ -166,8 +156,12 @@ pub async fn lacking(
     // Each file may need one block more than its contents.
     let blocks = snapshot.files.saturating_mul(4096);
     let at_most = total.unwrap_or(snapshot.bytes).saturating_add(blocks);
-    if Need::of(at_most).lacking(target.path()).is_none() {
-        return Ok(None);
+    let lacking = target
+        .room()
+        .and_then(|room| Need::of(at_most).lacking_in(room));
+    if lacking.is_none() || target.is_beneath() {
+        // A look at what is there would follow links that lead out of the root.
+        return Ok(lacking.filter(|_| !options.overwrite.meets_existing()));
     }
     // What is there already is replaced, or need not be written.
     match rehearse(source, target, options, &RestoreProgress::default()).await {
@@ -183,6 +177,9 @@ pub async fn lacking(
 /// Returns the problems: inodes that could not be restored, or not completely. All others are
 /// restored and on disk (`syncfs`).
 ///
+/// Cancel safety: dropped, it leaves inodes that are whole, without a sync, and, under temporary
+/// names, parts of others, which the next restore to the same directory removes.
+///
 /// # Errors
 /// [`RestoreError::Target`] or [`RestoreError::Occupied`] if the target cannot be used;
 /// [`RestoreError::Volume`] if the attributes of the source cannot be read.
@@ -196,19 +193,7 @@ pub async fn restore(
     let path = target.path();
     let number = source.inode;
     let attributes = source.view.attributes(Scope::Live, number).await?;
-    let job = Arc::new(Job {
-        source,
-        leading,
-        options,
-        progress,
-        permits: Arc::new(Semaphore::new(PARTS_AT_ONCE)),
-        problems: Mutex::new(Vec::new()),
-        unmade: Mutex::default(),
-        filesystems: Filesystems::default(),
-        dates: Dates::default(),
-        drafts: Drafts::new(&SystemEntropy),
-        buffers: DirectBuffers::default(),
-    });
+    let job = Job::new(source, leading, options, progress);
     let unusable = |error: &dyn std::fmt::Display| RestoreError::Target {
         path: path.to_owned(),
         reason: error.to_string(),
@@ -218,6 +203,8 @@ pub async fn restore(
         noted.map_err(|error| unusable(&error))
     };
     let mut parts = JoinSet::new();
+    // Dropped before the parts are.
+    let mut abandoning = Abandoning(Some(job.clone()));
     let directory: OwnedFd = if mode::is_directory(attributes.mode) {
         let directory = target.directory(options.overwrite)?;
         note(&directory.fd)?;
@@ -248,6 +235,7 @@ pub async fn restore(
             job.problem(path, &error, false);
         }
     }
+    abandoning.0 = None;
     // What still waits is a single file.
     date(&job, &directory, path.parent().unwrap_or(path)).await;
     sync(&job, path).await;

@@ -37,7 +37,8 @@ impl Output {
             Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
             Err(error) => return Err(error),
         }
-        let past_cache = OFlags::WRONLY | OFlags::DIRECT | FLAGS;
+        // Without the last flag a fifo that was put there would hold the open for ever.
+        let past_cache = OFlags::WRONLY | OFlags::DIRECT | FLAGS | OFlags::NONBLOCK;
         let direct = large
             .then(|| rustix::fs::openat(parent, name, past_cache, Mode::empty()).ok())
             .flatten()

@@ -3,7 +3,10 @@
 //! Owns the comparison before anything is written. Does not own what happens when a disk fills up
 //! meanwhile: files that do not fit are problems of the restore.
 
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::StatVfs;
 
 use crate::restore::overwrite::Found;
 
@@ -22,15 +25,26 @@ impl Room {
         let target = std::path::absolute(target).ok()?;
         let directory = target.ancestors().find(|path| path.exists())?.to_owned();
         let stat = rustix::fs::statvfs(&directory).ok()?;
+        Some(Self::of(directory, &stat))
+    }
+
+    /// Returns the room in an open directory, whose path is `directory`. None if the filesystem does
+    /// not say.
+    pub(super) fn in_open(directory: PathBuf, open: BorrowedFd<'_>) -> Option<Room> {
+        let stat = rustix::fs::fstatvfs(open).ok()?;
+        Some(Self::of(directory, &stat))
+    }
+
+    fn of(directory: PathBuf, stat: &StatVfs) -> Room {
         let blocks = match rustix::process::geteuid().is_root() {
             true => stat.f_bfree,
             false => stat.f_bavail,
         };
         let free_bytes = blocks.saturating_mul(stat.f_frsize);
-        Some(Room {
+        Room {
             directory,
             free_bytes,
-        })
+        }
     }
 }
 
@@ -69,7 +83,7 @@ impl Need {
         self.lacking_in(Room::at(target)?)
     }
 
-    fn lacking_in(&self, room: Room) -> Option<Lacking> {
+    pub(super) fn lacking_in(&self, room: Room) -> Option<Lacking> {
         let needed_bytes = match room.free_bytes < self.largest_bytes {
             true => self.largest_bytes,
             false => self.bytes.saturating_sub(self.freed_bytes),

@@ -4,21 +4,19 @@
 //! own what is made in it (`place`).
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::restore::error::RestoreError;
 use crate::restore::overwrite::Overwrite;
 use crate::restore::place::{DIRECTORY, Opened, make_writable};
-
-/// How names below a root are looked up (openat2(2)): neither through a link nor out of it.
-const BENEATH: ResolveFlags = ResolveFlags::BENEATH
-    .union(ResolveFlags::NO_SYMLINKS)
-    .union(ResolveFlags::NO_MAGICLINKS);
+use crate::restore::room::Room;
 
 /// The directory or file that a restore makes.
 #[derive(Debug, Clone)]
@@ -60,7 +58,29 @@ impl Target {
         &self.path
     }
 
-    /// Opens the directory to restore into; makes it if it is absent.
+    /// Returns true if the target is beneath a root.
+    pub(super) fn is_beneath(&self) -> bool {
+        self.root.is_some()
+    }
+
+    /// Returns the room in which the target is or would be made. None if that is not known.
+    pub(super) fn room(&self) -> Option<Room> {
+        let Some((root, below)) = &self.root else {
+            return Room::at(&self.path);
+        };
+        let flags = DIRECTORY.union(OFlags::PATH);
+        let mut nearest = rustix::fs::openat(root, ".", flags, Mode::empty()).ok()?;
+        for name in below.iter() {
+            match rustix::fs::openat(&nearest, name, flags, Mode::empty()) {
+                Ok(found) => nearest = found,
+                Err(_) => break,
+            }
+        }
+        Room::in_open(self.path.clone(), nearest.as_fd())
+    }
+
+    /// Opens the directory to restore into; makes it if it is absent. A new one is its owner's alone
+    /// until it gets the permissions of the snapshot.
     ///
     /// # Errors
     /// [`RestoreError::Target`] if it cannot be made or opened; [`RestoreError::Occupied`] if it has
@@ -68,10 +88,23 @@ impl Target {
     pub(super) fn directory(&self, overwrite: Overwrite) -> Result<Opened, RestoreError> {
         let failed = |error: Errno| refused(&self.path, error);
         let (fd, is_there) = match &self.root {
-            Some((root, below)) => opened_beneath(root.as_fd(), below).map_err(failed)?,
+            Some((root, below)) => {
+                opened_beneath(root.as_fd(), below, Mode::RWXU).map_err(failed)?
+            }
             None => {
                 let is_there = self.path.exists();
-                (open_made(&self.path)?, is_there)
+                let above = self
+                    .path
+                    .parent()
+                    .filter(|above| !above.as_os_str().is_empty());
+                let made = std::fs::create_dir_all(above.unwrap_or(Path::new(".")));
+                made.map_err(|error| refused(&self.path, error))?;
+                match std::fs::DirBuilder::new().mode(0o700).create(&self.path) {
+                    Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                        return Err(refused(&self.path, error));
+                    }
+                    _ => (open_named(&self.path)?, is_there),
+                }
             }
         };
         if !overwrite.meets_existing() && !is_empty(fd.as_fd()).map_err(failed)? {
@@ -96,13 +129,17 @@ impl Target {
         let directory = match &self.root {
             Some((root, below)) => {
                 let above = below.parent().unwrap_or(Path::new(""));
-                let opened = opened_beneath(root.as_fd(), above);
+                let opened = opened_beneath(root.as_fd(), above, ABOVE);
                 opened.map_err(|error| refused(&self.path, error))?.0
             }
-            None => open_made(match self.path.parent() {
-                Some(parent) if !parent.as_os_str().is_empty() => parent,
-                _ => Path::new("."),
-            })?,
+            None => {
+                let above = match self.path.parent() {
+                    Some(parent) if !parent.as_os_str().is_empty() => parent,
+                    _ => Path::new("."),
+                };
+                std::fs::create_dir_all(above).map_err(|error| refused(above, error))?;
+                open_named(above)?
+            }
         };
         let found = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW);
         match !overwrite.meets_existing() && found.is_ok() {
@@ -154,29 +191,38 @@ fn refused(path: &Path, reason: impl ToString) -> RestoreError {
     }
 }
 
-/// Opens a directory that the user named; makes it if it is absent.
-fn open_made(path: &Path) -> Result<OwnedFd, RestoreError> {
-    std::fs::create_dir_all(path).map_err(|error| refused(path, error))?;
+/// Opens a directory that the user named.
+fn open_named(path: &Path) -> Result<OwnedFd, RestoreError> {
     // The user named it, so a link to a directory is as good as the directory.
     let flags = DIRECTORY.difference(OFlags::NOFOLLOW);
     rustix::fs::open(path, flags, Mode::empty()).map_err(|error| refused(path, error))
 }
 
-/// Opens a directory below `root`; makes it, and those above it, if they are absent. Returns true
-/// if it was there.
-fn opened_beneath(root: BorrowedFd<'_>, below: &Path) -> rustix::io::Result<(OwnedFd, bool)> {
-    let open = |directory: BorrowedFd<'_>, name: &Path| {
-        rustix::fs::openat2(directory, name, DIRECTORY, Mode::empty(), BENEATH)
-    };
-    let mut directory = open(root, Path::new("."))?;
+/// Permissions of the directories above a target, before those that the umask takes away.
+const ABOVE: Mode = Mode::from_raw_mode(0o777);
+
+/// Opens a directory below `root`, name by name, never through a link; makes it with the permissions
+/// `mode`, and those above it, if they are absent. Returns true if it was there.
+///
+/// Each step looks up one name, which is neither `.` nor `..`, and follows no link. That is what
+/// openat2(2) with `RESOLVE_BENEATH` does. systemd refuses openat2 to units with
+/// `RestrictSUIDSGID=`, because its filter cannot see the mode of a new file there.
+fn opened_beneath(
+    root: BorrowedFd<'_>,
+    below: &Path,
+    mode: Mode,
+) -> rustix::io::Result<(OwnedFd, bool)> {
+    let mut directory = rustix::fs::openat(root, ".", DIRECTORY, Mode::empty())?;
     let mut is_there = true;
-    for name in below.iter() {
-        is_there = match rustix::fs::mkdirat(&directory, name, Mode::from_raw_mode(0o777)) {
+    let mut names = below.iter().peekable();
+    while let Some(name) = names.next() {
+        let mode = if names.peek().is_some() { ABOVE } else { mode };
+        is_there = match rustix::fs::mkdirat(&directory, name, mode) {
             Ok(()) => false,
             Err(Errno::EXIST) => true,
             Err(error) => return Err(error),
         };
-        directory = open(directory.as_fd(), Path::new(name))?;
+        directory = rustix::fs::openat(&directory, name, DIRECTORY, Mode::empty())?;
     }
     Ok((directory, is_there))
 }
@@ -193,7 +239,7 @@ fn is_empty(directory: BorrowedFd<'_>) -> rustix::io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{MetadataExt, symlink};
 
     use super::*;
 
@@ -258,20 +304,11 @@ mod tests {
         }
         for target in [Target::at(home.path().join("a/b")), beneath("c/d").unwrap()] {
             target.require_vacant(true, Overwrite::Refused).unwrap();
-            assert!(
-                target
-                    .directory(Overwrite::Refused)
-                    .unwrap()
-                    .before
-                    .is_none()
-            );
-            assert!(
-                target
-                    .directory(Overwrite::Refused)
-                    .unwrap()
-                    .before
-                    .is_some()
-            );
+            let before = || target.directory(Overwrite::Refused).unwrap().before;
+            assert!(before().is_none());
+            let mode = std::fs::metadata(target.path()).unwrap().mode();
+            assert_eq!(mode & 0o7777, 0o700);
+            assert!(before().is_some());
         }
     }
 }

@@ -30,6 +30,7 @@ mod reading;
 mod recovery_bases;
 mod replacing;
 mod replaying;
+mod restoring;
 mod rotten;
 mod scattered;
 mod stalls;

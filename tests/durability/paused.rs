@@ -11,6 +11,7 @@ use bkfs::mounting::{Assembled, MountPlan};
 use bkfs::repository::Repository;
 use bkfs::repository::{Opening, create_in, open_in};
 use bkfs::root::repository::Accepted;
+use bkfs::volume::requests::SnapshotRequest;
 use bkfs_chunker::content_store::ContentStoreConfig;
 use bkfs_fuse::{
     Caller, Create, Errno, Handle, Ino, MountOptions, OpenFlags, Read, Reply, Vfs, Write,
@@ -162,6 +163,16 @@ pub async fn ask<T: Send + 'static>(
     let reply = Reply::new("test", move |result| drop(sender.send(result)));
     request(&mount.0.vfs, reply);
     answer.await.expect("answered")
+}
+
+/// Makes a snapshot of the volume of a mount.
+pub async fn snapshot(mount: &Mount, name: &str) {
+    let request = SnapshotRequest {
+        name: Some(name.to_owned()),
+        ..SnapshotRequest::default()
+    };
+    let volume = mount.0.volume().expect("writable").clone();
+    volume.snapshot(request).await.expect("made");
 }
 
 impl Mount {

@@ -148,6 +148,7 @@ impl Command {
                 | Self::Copy(_)
                 | Self::Key(_)
                 | Self::Lock(_)
+                | Self::Serve(_)
         )
     }
 }

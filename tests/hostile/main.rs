@@ -11,6 +11,7 @@ mod forge;
 mod forged;
 mod forgeries;
 mod missing;
+mod page;
 #[path = "../reference/password.rs"]
 mod password;
 mod server;
@@ -306,6 +307,49 @@ impl Trial {
         }
     }
 
+    /// Checks that a page shows all that can be shown, and that its forms do what they say.
+    fn serves(&mut self) {
+        let (seen, ran) = page::crawl(
+            self.home.path(),
+            &self.path("repository"),
+            HOSTILE,
+            &self.path("outer"),
+        );
+        for problem in &seen.problems {
+            self.wrong("serve", problem, &ran);
+        }
+        if let Some(bad) = obeyed(&ran.error) {
+            self.wrong("serve", &format!("prints {bad}"), &ran);
+        }
+        if ran.code != 0 || panicked(&ran) {
+            self.wrong("serve", "it does not end well", &ran);
+        }
+        let is_damaged = self.forgery.walked == Walked::Damaged;
+        if !is_damaged && seen.honest.as_deref() != Some(HONEST) {
+            self.wrong("serve", "the honest file is not offered as it was", &ran);
+        }
+        let is_right = matches!(
+            (self.forgery.walked, seen.restored.as_str()),
+            (Walked::Whole | Walked::Any, "restored")
+                | (
+                    Walked::LeftOut | Walked::Contents | Walked::Any,
+                    "restored in part"
+                )
+                | (Walked::Damaged, "restored in part" | "failed" | "no form")
+        );
+        if !is_right {
+            let state = format!("a restore of the page ended as {:?}", seen.restored);
+            self.wrong("serve", &state, &ran);
+        }
+        let honest = std::fs::read(self.path("outer/page/1/honest"));
+        if !is_damaged && !honest.is_ok_and(|honest| honest == HONEST) {
+            self.wrong("serve", "the page has not restored the honest file", &ran);
+        }
+        if let Some(strange) = strange(&self.path("outer")) {
+            self.wrong("serve", &format!("has written {strange}"), &ran);
+        }
+    }
+
     /// Checks that a mount can be listed to its end, whatever one of its names is.
     fn mounts(&mut self) {
         let seen = asked::walk(&self.path("repository"), HOSTILE);
@@ -353,7 +397,7 @@ fn strange(outer: &Path) -> Option<String> {
     let entries = std::fs::read_dir(outer).expect("a directory");
     let names = entries.map(|entry| entry.expect("an entry").file_name());
     let mut names = names.map(|name| name.to_string_lossy().into_owned());
-    let known = ["target", "other", "untouched"];
+    let known = ["target", "other", "page", "untouched"];
     let strange = names.find(|name| !known.contains(&name.as_str()));
     let untouched = std::fs::read(outer.join("untouched")).expect("the file outside");
     let spoiled = (untouched != b"untouched").then(|| "the file outside".to_owned());
@@ -369,6 +413,7 @@ fn trial(name: &str) {
     trial.reads();
     trial.restores();
     trial.maintains();
+    trial.serves();
     trial.mounts();
     trial.writes();
     if name == "controls" {

@@ -9,13 +9,10 @@ use crate::cli::output::{Failure, Output};
 use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
 use crate::cli::target::{profile_of, target_to_change};
-use crate::maintain::forgetting::{bring_back, forget};
+use crate::maintain::forgetting::Changer;
 use crate::retain::{Policy, Reason, Span, plan};
 use crate::root::error::RootError;
 use crate::root::snapshots::SnapshotEntry;
-
-/// What the root names as the holder of the session.
-const COMMAND: &str = "bkfs forget";
 
 /// The verdict over one snapshot.
 type Verdict<'a> = crate::retain::Verdict<'a, SnapshotEntry>;
@@ -115,8 +112,12 @@ pub fn run(command: Forget, global: &Global, output: &Output) -> Result<(), Fail
         let (url, global) = target_to_change(&command.url, global)?;
         let repository = open(&url, &global).await?;
         let volume = &global.volume;
+        let changer = Changer {
+            repository: &repository,
+            command: "bkfs forget",
+        };
         if let Some(name) = &command.undo {
-            let entry = bring_back(&repository, COMMAND, volume, name).await?;
+            let entry = changer.bring_back(volume, name).await?;
             let answer = json!({ "volume": volume, "restored": entry.name });
             return output.result(&answer, || format!("{} is back", entry.name));
         }
@@ -129,7 +130,7 @@ pub fn run(command: Forget, global: &Global, output: &Output) -> Result<(), Fail
         let going = verdicts.iter().filter(|verdict| !verdict.stays());
         let going: Vec<String> = going.map(|verdict| verdict.snapshot.name.clone()).collect();
         if !command.dry_run && !going.is_empty() {
-            forget(&repository, COMMAND, volume, &going).await?;
+            changer.forget(volume, &going).await?;
         }
         let answer = as_json(volume, &verdicts, command.dry_run);
         output.result(&answer, || table(&verdicts, command.dry_run))

@@ -15,13 +15,30 @@ pub const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(1);
 /// # Errors
 /// The [`Failure`] of the work, or one with exit code 1 if the runtime cannot start.
 pub fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::new(format!("cannot start the runtime: {error}")))?;
+    let runtime = runtime()?;
     let done = runtime.block_on(work);
     if done.is_err() {
         runtime.shutdown_timeout(SHUTDOWN_PATIENCE);
     }
     done
+}
+
+/// The same for a server, which a signal ends: some of its threads may sit in a file that hangs.
+///
+/// # Errors
+/// Those of [`block_on`].
+pub fn block_on_until_told<T>(
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let runtime = runtime()?;
+    let done = runtime.block_on(work);
+    runtime.shutdown_timeout(SHUTDOWN_PATIENCE);
+    done
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(format!("cannot start the runtime: {error}")))
 }

@@ -20,7 +20,7 @@ use crate::cli::control::MountClient;
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output};
 use crate::cli::password::secret_in;
-use crate::cli::runtime::block_on;
+use crate::cli::runtime::block_on_until_told;
 use crate::cli::target::target;
 use crate::page::answer::Answering;
 use crate::page::guard::{Guard, TOKEN_CHARS_MIN, TokenGuard};
@@ -62,7 +62,8 @@ pub struct Serve {
     #[arg(long)]
     allow_forget: bool,
     /// Let the page restore files and directories to new or existing ones below this directory; may
-    /// be repeated. Set-id bits, devices, fifos, sockets and capabilities are left out
+    /// be repeated. Set-id bits, devices, fifos, sockets, and extended attributes other than user.*
+    /// are left out
     #[arg(long, value_name = "DIRECTORY")]
     allow_restore: Vec<PathBuf>,
     /// Answer to this name of the machine; may be repeated. Addresses and localhost need no option
@@ -116,7 +117,7 @@ pub fn run(command: Serve, global: &Global, output: &Output) -> Result<(), Failu
              or listen on 127.0.0.1 behind a proxy that speaks TLS",
         );
     }
-    block_on(async {
+    block_on_until_told(async {
         let mut repositories = Vec::new();
         for url in &command.urls {
             repositories.push(opened(url, global).await?);

@@ -78,9 +78,9 @@ impl Answering {
         }
     }
 
-    /// Ends what goes on without a request.
-    pub fn end(&self) {
-        self.page.restores.stop_all();
+    /// Ends restores, and waits for changes that go on without a request.
+    pub async fn end(&self) {
+        self.changes.end().await;
     }
 
     /// Answers a request.
@@ -125,10 +125,12 @@ impl Answering {
         }
         match (route, is_form, is_read) {
             (Some(Route::Logout), true, _) => Ok(self.log_out(&request)),
-            (Some(Route::Logout), ..) | (_, false, false) => Ok(not_allowed()),
+            (Some(Route::Logout), ..) => Ok(not_allowed("POST")),
+            (_, false, false) => Ok(not_allowed("GET, HEAD")),
             (None, ..) => Err(ContentsError::Absent { what: "page" }.into()),
             (Some(route), true, _) if is_changed(&route) => self.change(route, request).await,
-            (Some(_), true, _) | (Some(Route::File(_, Form::BringBack)), ..) => Ok(not_allowed()),
+            (Some(Route::File(_, Form::BringBack)), ..) => Ok(not_allowed("POST")),
+            (Some(_), true, _) => Ok(not_allowed("GET, HEAD")),
             (Some(route), ..) => {
                 let asked = Asked {
                     is_head: request.method() == Method::HEAD,
@@ -183,7 +185,7 @@ impl Answering {
             }
             Route::Restore { number, is_watched } => self.progress(number, is_watched, asked),
             Route::File(..) | Route::Style | Route::Icon | Route::Login | Route::Logout => {
-                Ok(not_allowed())
+                Ok(not_allowed("GET, HEAD"))
             }
         }
     }
@@ -307,6 +309,9 @@ impl Answering {
     ) -> Result<Response<AnswerBody>, Refusal> {
         let repository = self.page.repository(file.volume.repository)?;
         let opened = contents::open(repository, &file).await?;
+        if !opened.entry.is_directory() && !opened.entry.is_file() {
+            return Err(ContentsError::Absent { what: "page" }.into());
+        }
         let roots = &self.page.restores.roots;
         let is_directory = opened.entry.is_directory();
         let contents = forms::restore(&file, is_directory, roots, &asked.form_key);

@@ -5,20 +5,28 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, oneshot};
 use url::form_urlencoded;
 
-use crate::maintain::forgetting::{bring_back, forget};
+use crate::maintain::forgetting::Changer;
 use crate::page::Page;
 use crate::page::contents::{self, ContentsError};
 use crate::page::restores::{NotBegun, Wish};
 use crate::page::route::{FileName, Form, Route};
+use crate::repository::Repository;
 use crate::restore::overwrite::Overwrite;
 use crate::root::error::RootError;
 
 /// What the root names as the holder of the session of a change.
 const COMMAND: &str = "bkfs serve";
+
+/// Changes of one repository that are made or wait for their turn.
+const CHANGES_MAX: usize = 4;
+
+/// Pause before one more attempt to remove a session that a change has left.
+const LEFTOVER_PAUSE: Duration = Duration::from_secs(30);
 
 /// What a restore does with existing files: the name in a form, and the words for it.
 pub const OVERWRITE: [(&str, &str, Overwrite); 4] = [
@@ -54,18 +62,18 @@ pub enum NotChanged {
     /// What it is about is not there, or cannot be read.
     #[error(transparent)]
     Contents(#[from] ContentsError),
+    /// A repository was not changed.
+    #[error("{0}")]
+    Lists(RootError),
+    /// Others wait for their turn.
+    #[error("{CHANGES_MAX} changes of this repository are on their way: try again later")]
+    Busy,
     /// A restore does not begin.
     #[error(transparent)]
     NotBegun(#[from] NotBegun),
     /// The change has ended by a fault of bkfs.
     #[error("the change has ended by a fault of bkfs: the log of the server has more")]
     Lost,
-}
-
-impl From<RootError> for NotChanged {
-    fn from(error: RootError) -> Self {
-        Self::Contents(error.into())
-    }
 }
 
 /// The fields of a form.
@@ -89,15 +97,36 @@ impl Fields {
 /// Carries forms out.
 pub struct Changes {
     page: Arc<Page>,
-    /// Each change of a repository is a session in its root: one at a time.
+    /// For each repository.
+    queues: Vec<Queue>,
+}
+
+/// The changes of a repository. Each is a session in its root: one at a time.
+struct Queue {
+    places: Arc<Semaphore>,
     turn: Arc<Mutex<()>>,
 }
 
 impl Changes {
     /// Returns what carries out the forms of a page.
     pub fn new(page: Arc<Page>) -> Self {
-        let turn = Arc::new(Mutex::new(()));
-        Self { page, turn }
+        let queue = |_: &Repository| Queue {
+            places: Arc::new(Semaphore::new(CHANGES_MAX)),
+            turn: Arc::default(),
+        };
+        let queues = page.repositories.iter().map(queue).collect();
+        Self { page, queues }
+    }
+
+    /// Lets no change begin any more, and waits for those that were begun.
+    pub async fn end(&self) {
+        self.page.restores.end();
+        for queue in &self.queues {
+            queue.places.close();
+        }
+        for queue in &self.queues {
+            drop(queue.turn.lock().await);
+        }
     }
 
     /// Checks that the server may do what a page with a form is about.
@@ -138,7 +167,6 @@ impl Changes {
                 restore
                     .ok_or(ContentsError::Absent { what: "restore" })?
                     .stop();
-                tracing::info!("restore {number} was ended by a form");
                 let is_watched = false;
                 Ok(Route::Restore { number, is_watched })
             }
@@ -151,13 +179,22 @@ impl Changes {
             return Err(ContentsError::Absent { what: "form" }.into());
         }
         let after = Route::Volume(file.volume.clone());
-        let (page, turn) = (self.page.clone(), self.turn.clone());
+        let number = file.volume.repository;
+        let absent = ContentsError::Absent { what: "repository" };
+        let queue = self.queues.get(number).ok_or(absent)?;
+        let place = queue.places.clone().try_acquire_owned();
+        let place = place.map_err(|_| NotChanged::Busy)?;
+        let (page, turn) = (self.page.clone(), queue.turn.clone());
+        let (sender, done) = oneshot::channel();
         // A task of its own: a browser that leaves must not leave a session in the root.
-        let change = tokio::spawn(async move {
+        tokio::spawn(async move {
             let _turn = turn.lock().await;
-            change_lists(&page, &file, form).await
+            let done = change_lists(&page, &file, form).await;
+            // The browser may have left.
+            let _ = sender.send(done);
+            clear(&page, number, place).await;
         });
-        change.await.map_err(|_| NotChanged::Lost)??;
+        done.await.map_err(|_| NotChanged::Lost)??;
         Ok(after)
     }
 
@@ -175,18 +212,43 @@ impl Changes {
     }
 }
 
+fn changer(page: &Page, number: usize) -> Result<Changer<'_>, ContentsError> {
+    Ok(Changer {
+        repository: page.repository(number)?,
+        command: COMMAND,
+    })
+}
+
 async fn change_lists(page: &Page, file: &FileName, form: Form) -> Result<(), NotChanged> {
-    let repository = page.repository(file.volume.repository)?;
+    let changer = changer(page, file.volume.repository)?;
     let (volume, name) = (&file.volume.volume, &file.snapshot);
-    let shown = crate::printable::line(name);
-    if form == Form::Forget {
-        forget(repository, COMMAND, volume, std::slice::from_ref(name)).await?;
-        tracing::info!("the snapshot {shown} was forgotten by a form");
+    let (changed, doing) = if form == Form::Forget {
+        let names = std::slice::from_ref(name);
+        (changer.forget(volume, names).await, "forgotten")
     } else {
-        bring_back(repository, COMMAND, volume, name).await?;
-        tracing::info!("the snapshot {shown} was brought back by a form");
+        let back = changer.bring_back(volume, name).await;
+        (back.map(|_| ()), "brought back")
+    };
+    let shown = crate::printable::line(name);
+    match &changed {
+        // A trace of what was changed from afar, though nothing is wrong.
+        Ok(()) => tracing::warn!("a form has {doing} the snapshot {shown}"),
+        Err(error) => tracing::warn!("the snapshot {shown} is not {doing} by a form: {error}"),
     }
-    Ok(())
+    changed.map_err(NotChanged::Lists)
+}
+
+/// Removes the session that a change has left in the root, if it has left one. The place is taken
+/// for as long.
+async fn clear(page: &Page, number: usize, place: OwnedSemaphorePermit) {
+    let _place = place;
+    let Ok(changer) = changer(page, number) else {
+        return;
+    };
+    while let Err(error) = changer.end_leftovers().await {
+        tracing::debug!("a session of this server may still be in the root: {error}");
+        tokio::time::sleep(LEFTOVER_PAUSE).await;
+    }
 }
 
 /// Returns what the form of a restore asks for.

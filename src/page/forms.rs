@@ -4,12 +4,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use maud::{Markup, html};
 
 use crate::page::changes::OVERWRITE;
+use crate::page::contents::SNAPSHOTS_MAX;
 use crate::page::markup::{Column, shown, table};
 use crate::page::restores::{Outcome, PageRestore, RestoreRoot};
 use crate::page::route::{FileName, Form, Route, VolumeName};
@@ -17,9 +18,6 @@ use crate::printable;
 use crate::restore::job::Problem;
 use crate::root::snapshots::TrashEntry;
 use crate::units;
-
-/// Problems of a restore that are shown.
-const PROBLEMS_SHOWN: usize = 100;
 
 const FORGOTTEN_COLUMNS: &[Column] = &[
     Column::Text("Snapshot"),
@@ -102,7 +100,7 @@ pub fn forgotten(volume: &VolumeName, forgotten: &[TrashEntry], key: &str, now: 
         units::age(now.saturating_sub(entry.forgotten.as_second()).max(0) as u64)
     };
     let rows = html! {
-        @for entry in forgotten {
+        @for entry in forgotten.iter().take(SNAPSHOTS_MAX) {
             @let name = shown(entry.snapshot.name.as_bytes());
             tr {
                 th scope="row" { (name) }
@@ -120,6 +118,12 @@ pub fn forgotten(volume: &VolumeName, forgotten: &[TrashEntry], key: &str, now: 
     html! {
         h2 { "Forgotten" }
         (table("Forgotten snapshots, the last one first", FORGOTTEN_COLUMNS, &rows))
+        @if forgotten.len() > SNAPSHOTS_MAX {
+            p {
+                "Only the last " (SNAPSHOTS_MAX) " are shown: "
+                code { "bkfs forget --undo" } " brings others back."
+            }
+        }
     }
 }
 
@@ -133,7 +137,8 @@ pub fn restore(file: &FileName, is_directory: bool, roots: &[RestoreRoot], key: 
             } @else {
                 "The file gets the name that you give it. Directories above it are made."
             }
-            " Set-id bits, devices, fifos, sockets and capabilities are left out."
+            " Set-id bits, devices, fifos, sockets, and extended attributes other than user.* are left \
+             out."
         }
         form.fields method="post" action=(Route::File(file.clone(), Form::Restore).address()) {
             (hidden_key(key))
@@ -182,12 +187,14 @@ fn source(file: &FileName) -> Markup {
     html! { a href=(page) { (shown(&words)) } }
 }
 
-fn state_text(outcome: Option<&Outcome>) -> &'static str {
-    match outcome {
+fn state_text(restore: &PageRestore) -> &'static str {
+    let is_held = restore.is_held();
+    match &restore.state().0 {
         None => "on its way",
         Some(Outcome::Done(problems)) if problems.is_empty() => "restored",
         Some(Outcome::Done(_)) => "restored in part",
         Some(Outcome::Failed(_)) => "failed",
+        Some(Outcome::Stopped) if is_held => "stopped, and waits for the disk",
         Some(Outcome::Stopped) => "stopped",
     }
 }
@@ -208,7 +215,7 @@ pub fn restores(restores: &[Arc<PageRestore>]) -> Markup {
                         }
                         td { (source(&restore.file)) }
                         td { (path_text(&restore.target)) }
-                        td { (state_text(restore.state().0.as_ref())) }
+                        td { (state_text(restore)) }
                         td.number { (units::bytes(restore.bytes())) }
                     }
                 }
@@ -221,7 +228,22 @@ pub fn restores(restores: &[Arc<PageRestore>]) -> Markup {
 pub fn progress(restore: &PageRestore, key: &str, is_watched: bool) -> Markup {
     let (outcome, took) = restore.state();
     let bytes = restore.bytes();
-    let inodes = restore.progress.inodes.load(Ordering::Relaxed);
+    let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let inodes = load(&restore.progress.inodes);
+    let left_out = [
+        (
+            load(&restore.progress.special),
+            "devices, fifos and sockets",
+        ),
+        (
+            load(&restore.progress.set_ids),
+            "inodes without their set-id bits",
+        ),
+        (
+            load(&restore.progress.privileged_xattrs),
+            "extended attributes",
+        ),
+    ];
     let here = |is_watched| {
         let number = restore.number;
         Route::Restore { number, is_watched }.address()
@@ -231,11 +253,14 @@ pub fn progress(restore: &PageRestore, key: &str, is_watched: bool) -> Markup {
             progress value=(bytes.min(total)) max=(total) aria-label="Restored bytes" {}
         }
         dl {
-            dt { "State" } dd { (state_text(outcome.as_ref())) }
+            dt { "State" } dd { (state_text(restore)) }
             dt { "From" } dd { (source(&restore.file)) }
             dt { "To" } dd { (path_text(&restore.target)) }
             dt { "Restored" } dd { (amount(bytes, restore.total_bytes)) ", " (inodes) " inodes" }
             dt { "Time" } dd { (units::age(took.as_secs())) }
+            @for (count, what) in left_out.iter().filter(|(count, _)| *count > 0) {
+                dt { "Left out" } dd { (count) " " (what) }
+            }
             @if outcome.is_none() {
                 @if let Some(left) = left(bytes, restore.total_bytes, took) {
                     dt { "Time left" } dd { (left) }
@@ -244,7 +269,9 @@ pub fn progress(restore: &PageRestore, key: &str, is_watched: bool) -> Markup {
         }
         @match &outcome {
             Some(Outcome::Failed(reason)) => p.error role="alert" { (printable::line(reason)) },
-            Some(Outcome::Done(problems)) if !problems.is_empty() => (not_restored(problems)),
+            Some(Outcome::Done(problems)) if !problems.is_empty() => {
+                (not_restored(problems, load(&restore.progress.problems)))
+            },
             Some(Outcome::Stopped) => p {
                 "Files that are whole stay. To go on, restore again and replace files of another \
                  size or time."
@@ -267,12 +294,12 @@ pub fn progress(restore: &PageRestore, key: &str, is_watched: bool) -> Markup {
     }
 }
 
-fn not_restored(problems: &[Problem]) -> Markup {
-    let more = problems.len().saturating_sub(PROBLEMS_SHOWN);
+fn not_restored(problems: &[Problem], count: u64) -> Markup {
+    let more = count.saturating_sub(problems.len() as u64);
     html! {
-        p.error role="alert" { (problems.len()) " are not restored, or not completely:" }
+        p.error role="alert" { (count) " are not restored, or not completely:" }
         ul {
-            @for problem in problems.iter().take(PROBLEMS_SHOWN) {
+            @for problem in problems {
                 li { (path_text(&problem.path)) ": " (printable::line(&problem.reason)) }
             }
         }

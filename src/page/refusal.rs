@@ -35,12 +35,7 @@ impl From<Denial> for Refusal {
 impl From<ContentsError> for Refusal {
     fn from(error: ContentsError) -> Self {
         let (status, title) = match &error {
-            ContentsError::Absent { .. } | ContentsError::Root(RootError::NoSnapshot { .. }) => {
-                (StatusCode::NOT_FOUND, "Not found")
-            }
-            ContentsError::Root(RootError::NameTaken { .. }) => {
-                (StatusCode::CONFLICT, "The name is taken")
-            }
+            ContentsError::Absent { .. } => (StatusCode::NOT_FOUND, "Not found"),
             error if contents::is_passing(error) => {
                 (StatusCode::SERVICE_UNAVAILABLE, "The store does not answer")
             }
@@ -61,6 +56,15 @@ impl From<NotChanged> for Refusal {
     fn from(error: NotChanged) -> Self {
         let (status, title) = match error {
             NotChanged::Contents(error) => return error.into(),
+            NotChanged::Lists(RootError::NoSnapshot { .. }) => (StatusCode::NOT_FOUND, "Not found"),
+            NotChanged::Lists(RootError::NameTaken { .. }) => {
+                (StatusCode::CONFLICT, "The name is taken")
+            }
+            NotChanged::Lists(_) => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "It may not have been changed: look before you repeat it",
+            ),
+            NotChanged::Busy => (StatusCode::SERVICE_UNAVAILABLE, "Busy"),
             NotChanged::NotAllowed { .. } => (StatusCode::FORBIDDEN, "Refused"),
             NotChanged::NotBegun(NotBegun::Busy) => (StatusCode::SERVICE_UNAVAILABLE, "Busy"),
             NotChanged::NotBegun(_) | NotChanged::Field { .. } => {

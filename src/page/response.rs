@@ -71,14 +71,14 @@ pub fn icon() -> Response<AnswerBody> {
     whole(StatusCode::OK, "image/svg+xml", text)
 }
 
-/// Returns the answer to a method that an address does not have.
-pub fn not_allowed() -> Response<AnswerBody> {
+/// Returns the answer to a method that an address does not have. It has those that are `allowed`.
+pub fn not_allowed(allowed: &'static str) -> Response<AnswerBody> {
     let mut answer = whole(
         StatusCode::METHOD_NOT_ALLOWED,
         "text/plain; charset=utf-8",
         Bytes::from_static(b"not allowed\n"),
     );
-    let allowed = HeaderValue::from_static("GET, HEAD");
+    let allowed = HeaderValue::from_static(allowed);
     answer.headers_mut().insert(ALLOW, allowed);
     answer
 }

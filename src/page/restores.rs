@@ -3,19 +3,20 @@
 //! Owns where they may go, how many there are at a time, and what became of each. Does not own the
 //! restore itself (`restore`).
 //!
-//! A restore goes on when its browser is gone, and ends with the server.
+//! A restore goes on when its browser is gone, and ends with the server. All of them run on a runtime
+//! of their own: a disk that hangs must not hold the threads that answer requests.
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
-use tokio::runtime::Handle;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +36,12 @@ const AT_ONCE: usize = 2;
 
 /// Restores that are remembered.
 const REMEMBERED: usize = 50;
+
+/// Problems of a restore that are remembered. The others are counted.
+pub const PROBLEMS_MAX: usize = 100;
+
+/// How often a restore that was stopped looks whether the disk has let it go.
+const LET_GO_PAUSE: Duration = Duration::from_millis(100);
 
 /// A directory of this machine to which the page may restore.
 #[derive(Debug)]
@@ -80,13 +87,16 @@ pub enum NotBegun {
     /// Others are on their way.
     #[error("{AT_ONCE} restores are on their way: wait until one of them has ended")]
     Busy,
+    /// There are no threads for it.
+    #[error("no threads can be started: {0}")]
+    NoThreads(io::Error),
 }
 
 /// What became of a restore.
 #[derive(Debug, Clone)]
 pub enum Outcome {
-    /// It is at its end; what could not be restored.
-    Done(Vec<Problem>),
+    /// It is at its end; what could not be restored, as far as it is remembered.
+    Done(Arc<Vec<Problem>>),
     /// It could not begin, or had to end.
     Failed(String),
     /// A form has ended it.
@@ -110,6 +120,8 @@ pub struct PageRestore {
     /// None while it is on its way; how long it took.
     ended: Mutex<Option<(Outcome, Duration)>>,
     stop: CancellationToken,
+    /// Nothing of it goes on.
+    is_over: AtomicBool,
 }
 
 impl PageRestore {
@@ -123,7 +135,7 @@ impl PageRestore {
 
     /// Returns the bytes restored so far, with what stayed because it was there.
     pub fn bytes(&self) -> u64 {
-        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         load(&self.progress.bytes).saturating_add(load(&self.progress.kept_bytes))
     }
 
@@ -131,6 +143,11 @@ impl PageRestore {
     pub fn stop(&self) {
         self.end(Outcome::Stopped);
         self.stop.cancel();
+    }
+
+    /// Returns true if parts of it still wait for the disk.
+    pub fn is_held(&self) -> bool {
+        !self.is_over.load(Ordering::Relaxed)
     }
 
     fn end(&self, outcome: Outcome) {
@@ -146,6 +163,7 @@ impl Drop for Ending {
     fn drop(&mut self) {
         let lost = "it has ended by a fault of bkfs: the log of the server has more";
         self.0.end(Outcome::Failed(lost.to_owned()));
+        self.0.is_over.store(true, Ordering::Relaxed);
     }
 }
 
@@ -161,6 +179,16 @@ pub struct Restores {
     /// The newest first, and the number of the next one.
     begun: Mutex<(VecDeque<Arc<PageRestore>>, u64)>,
     permits: Arc<Semaphore>,
+    runtime: OnceLock<Runtime>,
+}
+
+impl Drop for Restores {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // Its threads may hang for ever.
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl Restores {
@@ -170,6 +198,7 @@ impl Restores {
             roots,
             begun: Mutex::new((VecDeque::new(), 1)),
             permits: Arc::new(Semaphore::new(AT_ONCE)),
+            runtime: OnceLock::new(),
         }
     }
 
@@ -185,9 +214,23 @@ impl Restores {
         all.find(|restore| restore.number == number).cloned()
     }
 
-    /// Ends all that are on their way.
-    pub fn stop_all(&self) {
+    /// Ends all that are on their way, and lets none begin any more.
+    pub fn end(&self) {
+        self.permits.close();
         self.all().iter().for_each(|restore| restore.stop());
+    }
+
+    fn runtime(&self) -> Result<&Runtime, NotBegun> {
+        if let Some(runtime) = self.runtime.get() {
+            return Ok(runtime);
+        }
+        let made = Builder::new_multi_thread().enable_all().build();
+        let made = made.map_err(NotBegun::NoThreads)?;
+        // Another form may have made one meanwhile.
+        if let Err(second) = self.runtime.set(made) {
+            second.shutdown_background();
+        }
+        self.runtime.get().ok_or(NotBegun::Busy)
     }
 
     /// Returns the place of one more restore.
@@ -199,11 +242,10 @@ impl Restores {
         permit.map(Place).map_err(|_| NotBegun::Busy)
     }
 
-    /// Begins to restore a file or directory. Returns its number. Must be called within a tokio
-    /// runtime.
+    /// Begins to restore a file or directory. Returns its number.
     ///
     /// # Errors
-    /// [`NotBegun::NoRoot`] or [`NotBegun::Path`].
+    /// [`NotBegun::NoRoot`], [`NotBegun::Path`] or [`NotBegun::NoThreads`].
     pub fn begin(
         &self,
         opened: Opened,
@@ -213,6 +255,7 @@ impl Restores {
     ) -> Result<u64, NotBegun> {
         let root = self.roots.get(wish.root).ok_or(NotBegun::NoRoot)?;
         let target = Target::beneath(root.directory.clone(), &root.path, &wish.below)?;
+        let runtime = self.runtime()?.handle().clone();
         let path = file.joined();
         let attributes = opened.entry.attributes.as_ref();
         let total = attributes.and_then(|found| known_bytes(&path, found, &opened.snapshot));
@@ -227,6 +270,7 @@ impl Restores {
             began: Instant::now(),
             ended: Mutex::new(None),
             stop: CancellationToken::new(),
+            is_over: AtomicBool::new(false),
         });
         *next += 1;
         all.push_front(restore.clone());
@@ -244,10 +288,12 @@ impl Restores {
             target,
             overwrite: wish.overwrite,
         };
-        let (number, runtime) = (restore.number, Handle::current());
-        // A thread of its own: a disk that hangs must not hold those that answer requests. None of
-        // the runtime, whose end would wait for it.
-        std::thread::spawn(move || runtime.block_on(carry_out(restore, work, place)));
+        let number = restore.number;
+        runtime.spawn(carry_out(restore, work, place));
+        if self.permits.is_closed() {
+            // The end of the server has not seen it.
+            self.end();
+        }
         Ok(number)
     }
 }
@@ -270,16 +316,24 @@ async fn carry_out(restore: Arc<PageRestore>, work: Work, place: Place) {
         ending.0.target.display().to_string(),
     );
     let from = crate::printable::name(&from);
-    tracing::info!("restoring /{from} to {target}");
+    // A trace of what is written from afar, though nothing is wrong.
+    tracing::warn!("a form restores /{from} to {target}");
     let made = tokio::select! {
-        made = made(&ending.0, work) => made,
-        () = ending.0.stop.cancelled() => return,
+        made = made(&ending.0, work) => Some(made),
+        () = ending.0.stop.cancelled() => None,
     };
-    let outcome = match made {
-        Ok(problems) => Outcome::Done(problems),
-        Err(error) => Outcome::Failed(error),
-    };
-    ending.0.end(outcome);
+    match made {
+        Some(Ok(problems)) => ending.0.end(Outcome::Done(Arc::new(problems))),
+        Some(Err(error)) => {
+            tracing::warn!("/{from} is not restored to {target}: {error}");
+            ending.0.end(Outcome::Failed(error));
+        }
+        None => tracing::warn!("the restore of /{from} to {target} was stopped"),
+    }
+    // Writes that a disk holds have a part in the counters. The place is not free before.
+    while Arc::strong_count(&ending.0.progress) > 1 {
+        tokio::time::sleep(LET_GO_PAUSE).await;
+    }
 }
 
 fn options(overwrite: Overwrite) -> Options {
@@ -287,6 +341,7 @@ fn options(overwrite: Overwrite) -> Options {
         overwrite,
         // A client of the page must not make programs that give others more rights.
         no_special: true,
+        problems_max: Some(PROBLEMS_MAX),
         ..Options::default()
     }
 }
@@ -332,6 +387,7 @@ mod tests {
             began: Instant::now(),
             ended: Mutex::new(None),
             stop: CancellationToken::new(),
+            is_over: AtomicBool::new(false),
         })
     }
 
@@ -349,7 +405,7 @@ mod tests {
         assert!(restore.state().0.is_none());
         restore.stop();
         drop(Ending(restore.clone()));
-        restore.end(Outcome::Done(Vec::new()));
+        restore.end(Outcome::Done(Arc::default()));
         assert!(matches!(restore.state().0, Some(Outcome::Stopped)));
         assert!(restore.stop.is_cancelled());
         let lost = unended(2);

@@ -172,8 +172,10 @@ pub async fn serve(answering: Arc<Answering>, listening: Listening, stop: impl F
         }
     }
     drop(listening);
-    answering.end();
-    let all = async { while connections.join_next().await.is_some() {} };
+    let all = async {
+        answering.end().await;
+        while connections.join_next().await.is_some() {}
+    };
     if tokio::time::timeout(END_PATIENCE, all).await.is_err() {
         connections.shutdown().await;
     }

@@ -12,6 +12,7 @@ mod crashes;
 mod ending;
 mod far;
 mod fencing;
+mod forgetting;
 mod handles;
 mod history;
 mod host;

@@ -153,6 +153,9 @@ snapshots_are_forgotten_and_brought_back() {
   sent 303 "$FIRST?as=bring-back" "key=$KEY"
   is_first_listed
   sent 409 "$FIRST?as=bring-back" "key=$KEY"
+  grep -q 'a form has forgotten the snapshot first' "$SUITE_TMP/all.log" || wrong "the log has no trace of it"
+  curl -sS -D - -o /dev/null -b "$JAR" "$PLACE$FIRST?as=bring-back" | tr -d '\r' | grep -qix 'allow: POST' ||
+    wrong "a link brings back, or it is not said what does"
   # Browsers that leave at once: the change is made or not, and no session stays.
   local _
   for _ in 1 2 3 4 5 6; do
@@ -185,6 +188,10 @@ privileges_are_left_out() {
   [ "$(stat -c %a "$TO/special/set-id")" = 755 ] || wrong "set-id bits: $(stat -c %a "$TO/special/set-id")"
   [ -z "$(getcap "$TO/special/capable")" ] || wrong "a capability"
   [ ! -e "$TO/special/device" ] && [ ! -e "$TO/special/fifo" ] || wrong "a device or fifo"
+  page "/restores/$NUMBER" >"$SUITE_TMP/answer"
+  grep -q '2 devices, fifos and sockets' "$SUITE_TMP/answer" || wrong "what is left out is not counted"
+  grep -q '1 inodes without their set-id bits' "$SUITE_TMP/answer" || wrong "nor the set-id bits"
+  grep -q '1 extended attributes' "$SUITE_TMP/answer" || wrong "nor the capability"
 }
 nothing_leaves_the_directory() {
   local below

@@ -23,6 +23,7 @@ mod marking;
 mod missing;
 mod outages;
 mod outcome;
+mod page;
 mod paused;
 mod price;
 mod private;

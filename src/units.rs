@@ -116,6 +116,11 @@ pub fn bytes(count: u64) -> String {
 
 /// Returns how long ago something was, for people: the largest unit alone.
 pub fn age(seconds: u64) -> String {
+    format!("{} ago", duration(seconds))
+}
+
+/// Returns how long something takes, for people: the largest unit alone.
+pub fn duration(seconds: u64) -> String {
     let units = [
         (86_400, "day"),
         (3_600, "hour"),
@@ -126,7 +131,7 @@ pub fn age(seconds: u64) -> String {
     let (length, unit) = found.copied().unwrap_or((1, "second"));
     let count = seconds / length;
     let plural = if count == 1 { "" } else { "s" };
-    format!("{count} {unit}{plural} ago")
+    format!("{count} {unit}{plural}")
 }
 
 #[cfg(test)]

@@ -1,17 +1,28 @@
 //! `bkfs status MOUNTPOINT`
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::cli::control::MountClient;
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, bytes};
+use crate::clock::{Clock, SystemClock};
+use crate::units;
+
+/// The time between two looks at what was uploaded. Bytes count once their pack is in the bucket, so
+/// a shorter one would often see none.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(2);
 
 /// Files that are named in text. JSON names more.
 const FILES_SHOWN: usize = 20;
 
 /// Show the health of a mount
+///
+/// What was accepted and is not in the bucket yet is listed by where it is, with the rate at which it
+/// is uploaded and the time that is left, if packs reached the bucket while this command looked. -v
+/// adds the counters of the mount.
 ///
 /// When written data can no longer be stored, the mount takes no more writes: every write, fsync,
 /// close and snapshot fails until an operator has seen what was lost. This command shows the
@@ -30,7 +41,7 @@ pub struct Status {
 ///
 /// # Errors
 /// The [`Failure`] that the mount answers with, or exit code 1 if there is no mount.
-pub fn run(command: Status, _: &Global, output: &Output) -> Result<(), Failure> {
+pub fn run(command: Status, global: &Global, output: &Output) -> Result<(), Failure> {
     let mount = MountClient::find(&command.mountpoint)?;
     if command.acknowledge {
         let hint = format!(
@@ -46,7 +57,27 @@ pub fn run(command: Status, _: &Global, output: &Output) -> Result<(), Failure> 
         return output.result(&lost, || acknowledged(&lost));
     }
     let status = mount.request(&json!({ "status": {} }))?;
-    output.result(&status, || text(&status))
+    let rate = match output.is_json() || waiting_bytes(&status) == 0 {
+        true => None,
+        false => upload_rate(&mount, &status)?,
+    };
+    let now = SystemClock.now().seconds;
+    output.result(&status, || text(&status, rate, now, global.verbose > 0))
+}
+
+fn waiting_bytes(status: &Value) -> u64 {
+    status["waiting"]["bytes"].as_u64().unwrap_or(0)
+}
+
+/// Returns the bytes that a mount uploads per second, by looking twice; none if nothing moves.
+fn upload_rate(mount: &MountClient, before: &Value) -> Result<Option<u64>, Failure> {
+    let began = Instant::now();
+    std::thread::sleep(BETWEEN_LOOKS);
+    let after = mount.request(&json!({ "status": {} }))?;
+    let sent = |status: &Value| status["metrics"]["bytes_uploaded"].as_u64().unwrap_or(0);
+    let sent = sent(&after).saturating_sub(sent(before));
+    let rate = (sent as f64 / began.elapsed().as_secs_f64()) as u64;
+    Ok((rate > 0).then_some(rate))
 }
 
 fn acknowledged(lost: &Value) -> String {
@@ -99,10 +130,13 @@ fn spools(status: &Value) -> Vec<String> {
     recovered.chain(stranded).collect()
 }
 
-/// Returns what is wrong with the store; nothing if it answers.
+/// Returns whether the store answers, and what is wrong with it.
 fn store(store: &Value) -> Vec<String> {
-    if store["answers"].as_bool() != Some(false) {
-        return Vec::new();
+    match store["answers"].as_bool() {
+        Some(true) => return vec!["store        answers".to_owned()],
+        Some(false) => {}
+        // A daemon of an older version does not state it.
+        None => return Vec::new(),
     }
     let word = |key: &str| store[key].as_str().unwrap_or("?");
     let count = |key: &str| store[key].as_u64().unwrap_or(0);
@@ -127,7 +161,18 @@ fn store(store: &Value) -> Vec<String> {
 }
 
 /// Returns how much was accepted and is not in the bucket yet, and where that is.
-fn waiting(status: &Value) -> String {
+fn waiting(status: &Value, rate: Option<u64>) -> String {
+    let left = match (rate, waiting_bytes(status)) {
+        (Some(rate), waiting) if waiting > 0 => {
+            let left = units::duration(waiting.div_ceil(rate));
+            format!("; {}/s, {left} left", bytes(rate))
+        }
+        _ => String::new(),
+    };
+    accepted(status) + &left
+}
+
+fn accepted(status: &Value) -> String {
     let told = &status["waiting"];
     let files = status["dirty_files"].as_u64().unwrap_or(0);
     let Some(all) = told["bytes"].as_u64() else {
@@ -196,7 +241,26 @@ fn next(status: &Value) -> Option<String> {
     })
 }
 
-fn text(status: &Value) -> String {
+/// Where the newest snapshot stands: below the volume.
+const LAST_SNAPSHOT_LINE: usize = 3;
+
+/// Returns the newest snapshot and its age; `now` is in seconds since 1970.
+fn last_snapshot(status: &Value, now: i64) -> Option<String> {
+    let last = status.get("last_snapshot")?;
+    let name = match last["name"].as_str() {
+        Some(name) => name,
+        None if last.is_null() => return Some("none yet".to_owned()),
+        // The store does not say.
+        None => return None,
+    };
+    let time: jiff::Timestamp = last["time"].as_str()?.parse().ok()?;
+    let age = units::age(now.saturating_sub(time.as_second()).max(0) as u64);
+    Some(format!("{name}, {age}"))
+}
+
+/// Returns what the command shows. `rate` is the bytes that are uploaded per second, `now` in
+/// seconds since 1970.
+fn text(status: &Value, rate: Option<u64>, now: i64, has_counters: bool) -> String {
     let word = |key: &str| status[key].as_str().unwrap_or("-").to_owned();
     let count = |key: &str| status[key].as_u64().unwrap_or(0);
     let health = match (status["failure"].as_str(), status["health"].as_str()) {
@@ -218,7 +282,7 @@ fn text(status: &Value) -> String {
             bytes(count("bytes")),
             count("inodes")
         ),
-        format!("not stored   {}", waiting(status)),
+        format!("not stored   {}", waiting(status, rate)),
         format!("last commit  {}", word("last_commit")),
         format!(
             "daemon       process {}, since {}",
@@ -226,6 +290,9 @@ fn text(status: &Value) -> String {
             word("since")
         ),
     ];
+    if let Some(snapshot) = last_snapshot(status, now) {
+        lines.insert(LAST_SNAPSHOT_LINE, format!("snapshot     {snapshot}"));
+    }
     lines.extend(next(status));
     if count("losses") > 0 {
         lines.insert(
@@ -239,7 +306,7 @@ fn text(status: &Value) -> String {
     lines.extend(spools(status));
     lines.extend(files(status, "lost"));
     lines.extend(files(status, "pending"));
-    if let Some(metrics) = status["metrics"].as_object() {
+    if let Some(metrics) = status["metrics"].as_object().filter(|_| has_counters) {
         for (name, value) in metrics {
             let value = value.as_u64().unwrap_or(0);
             let shown = if name.contains("bytes") {
@@ -270,16 +337,41 @@ mod tests {
                 },
             })
         };
-        assert_eq!(waiting(&status(0, 0, 0)), "0 B");
+        assert_eq!(waiting(&status(0, 0, 0), None), "0 B");
         assert_eq!(
-            waiting(&status(0, 60 << 20, 0)),
+            waiting(&status(0, 60 << 20, 0), None),
             "60.0 MiB: 60.0 MiB on their way"
         );
         assert_eq!(
-            waiting(&status(1 << 20, 2 << 20, 3 << 20)),
+            waiting(&status(1 << 20, 2 << 20, 3 << 20), None),
             "6.00 MiB: 1.00 MiB in memory (2 files), 2.00 MiB on their way, 3.00 MiB in the spool"
         );
+        assert_eq!(
+            waiting(&status(0, 60 << 20, 0), Some(2 << 20)),
+            "60.0 MiB: 60.0 MiB on their way; 2.00 MiB/s, 30 seconds left"
+        );
+        assert_eq!(waiting(&status(0, 0, 0), Some(1)), "0 B");
         let older = json!({ "dirty_bytes": 7, "dirty_files": 1 });
-        assert_eq!(waiting(&older), "7 B in 1 files");
+        assert_eq!(waiting(&older, None), "7 B in 1 files");
+    }
+
+    #[test]
+    fn the_newest_snapshot_has_an_age() {
+        let told = |last: Value| last_snapshot(&json!({ "last_snapshot": last }), 1_000_000_000);
+        let last = json!({ "name": "monday", "time": "2001-09-08T23:46:40Z" });
+        assert_eq!(told(last).as_deref(), Some("monday, 2 hours ago"));
+        // A clock that is behind makes no negative age.
+        let last = json!({ "name": "monday", "time": "2026-01-01T00:00:00Z" });
+        assert_eq!(told(last).as_deref(), Some("monday, 0 seconds ago"));
+        assert_eq!(told(Value::Null).as_deref(), Some("none yet"));
+        assert_eq!(told(json!({})), None);
+        assert_eq!(last_snapshot(&json!({}), 0), None);
+    }
+
+    #[test]
+    fn counters_are_shown_on_demand() {
+        let status = json!({ "volume": "main", "metrics": { "get_requests": 7 } });
+        assert!(!text(&status, None, 0, false).contains("get requests"));
+        assert!(text(&status, None, 0, true).contains("get requests"));
     }
 }

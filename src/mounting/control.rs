@@ -41,6 +41,9 @@ const NAME_WAIT: Duration = Duration::from_secs(5);
 /// Files waiting to be stored that are listed by name; the others are counted.
 const PENDING_FILES_MAX: usize = 1000;
 
+/// How long `status` waits for the list of snapshots, if the memory does not have it.
+const LIST_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Answers requests to the control files of a mount.
 pub struct MountControl {
     /// Path and source of the mount.
@@ -98,7 +101,7 @@ impl MountControl {
         let (Some(volume), Some(supervisor)) = (self.current.volume(), &self.supervisor) else {
             return match request {
                 Request::Snapshot(_) | Request::Name(_) => Err(VolumeError::ReadOnly),
-                Request::Status {} => Ok(self.facts()),
+                Request::Status {} => Ok(self.told().await),
                 Request::Drain {} | Request::Resume {} | Request::Acknowledge {} => {
                     Ok(json!({ "generation": self.generation() }))
                 }
@@ -106,7 +109,7 @@ impl MountControl {
         };
         match request {
             Request::Status {} => {
-                let mut facts = self.facts();
+                let mut facts = self.told().await;
                 let (pending, beyond) = match volume.failure() {
                     // Data that is not stored now is lost, and listed as lost.
                     Some(_) => Default::default(),
@@ -141,6 +144,24 @@ impl MountControl {
                 Ok(json!({}))
             }
         }
+    }
+
+    /// Returns the facts, and the newest snapshot as far as it is known without long waits.
+    async fn told(&self) -> Value {
+        let mut facts = self.facts();
+        let view = self.repository.handle.current();
+        let list = self.repository.lists.snapshots(&view.root);
+        facts["last_snapshot"] = match tokio::time::timeout(LIST_PATIENCE, list).await {
+            Ok(Ok(list)) => list
+                .latest(&self.volume_name)
+                .map_or(Value::Null, |latest| {
+                    let time = latest.time.strftime(TIME_FORM).to_string();
+                    json!({ "name": latest.name, "time": time })
+                }),
+            // The store says in its own part why.
+            _ => json!({}),
+        };
+        facts
     }
 
     async fn snapshot(&self, volume: &Volume, new: WantedSnapshot) -> Result<Value, VolumeError> {
@@ -338,12 +359,15 @@ fn listed(files: &[Unsaved]) -> Value {
     files.iter().map(file).collect()
 }
 
+/// How moments are written: RFC 3339, UTC.
+const TIME_FORM: &str = "%Y-%m-%dT%H:%M:%SZ";
+
 /// RFC 3339, UTC.
 pub fn time_text(time: Timestamp) -> String {
     let shown = jiff::Timestamp::new(time.seconds, time.nanoseconds as i32);
     shown.map_or_else(
         |_| time.seconds.to_string(),
-        |time| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        |time| time.strftime(TIME_FORM).to_string(),
     )
 }
 

@@ -257,7 +257,7 @@ pub fn progress(restore: &PageRestore, key: &str, is_watched: bool) -> Markup {
             dt { "From" } dd { (source(&restore.file)) }
             dt { "To" } dd { (path_text(&restore.target)) }
             dt { "Restored" } dd { (amount(bytes, restore.total_bytes)) ", " (inodes) " inodes" }
-            dt { "Time" } dd { (units::age(took.as_secs())) }
+            dt { "Time" } dd { (units::duration(took.as_secs())) }
             @for (count, what) in left_out.iter().filter(|(count, _)| *count > 0) {
                 dt { "Left out" } dd { (count) " " (what) }
             }
@@ -318,5 +318,5 @@ fn amount(bytes: u64, total: Option<u64>) -> String {
 fn left(bytes: u64, total: Option<u64>, took: Duration) -> Option<String> {
     let left_bytes = total?.checked_sub(bytes)?;
     let rate = bytes as f64 / took.as_secs_f64().max(0.001);
-    (rate > 0.0).then(|| units::age((left_bytes as f64 / rate) as u64))
+    (rate > 0.0).then(|| units::duration((left_bytes as f64 / rate) as u64))
 }

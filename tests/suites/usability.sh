@@ -31,13 +31,20 @@ status_counts_what_waits() {
   wait_for 20 jq -e ".waiting.bytes - .dirty_bytes > $((3 * MIB))" "$MNT/.bkfs/status" ||
     wrong "only the dirty bytes count: $(jq -c '[.dirty_bytes, .waiting]' "$MNT/.bkfs/status")"
   exits 0 bkfs status "$MNT"
-  says 'not stored +[0-9.]+ MiB: .*on their way'
+  says 'not stored +[0-9.]+ MiB: .*on their way' 'store +answers' 'snapshot +none yet'
+  says_not 'put requests'
   exits 0 bkfs snapshot "$MNT" counted
-  exits 0 bkfs status "$MNT"
-  says 'not stored +0 B$'
+  exits 0 bkfs status -v "$MNT"
+  says 'not stored +0 B$' 'snapshot +counted, [0-9]+ seconds? ago' 'put requests'
   grep -q '^bkfs_waiting_bytes{.*} 0$' "$MNT/.bkfs/metrics"
   unmounted
+  # Packs are done one after the other: the rate is known, and the end.
+  mounted -o upload_rate=12M,close=async
+  random_file "$MNT/long" $((150 * MIB))
+  wait_for 12 says_how_long || wrong "no rate, and no time that is left: $(bkfs status "$MNT")"
+  unmounted
 }
+says_how_long() { bkfs status "$MNT" | grep -Eq '^not stored .*; [0-9.]+ .iB/s, [0-9]+ (second|minute)s? left$'; }
 
 # --- bkfs run -------------------------------------------------------------------------------------
 

@@ -103,9 +103,13 @@ impl Writer {
             let has_failed = volume.as_ref().is_none_or(|one| one.failure().is_some());
             has_failed || !parts.has_spool || parts.is_claimed()
         };
-        let parts = self.parts();
+        let (parts, power) = (self.parts(), self.power.clone());
         let finish = self.up.assembled.finish_within(Some(drain));
         let Ok(ended) = tokio::time::timeout(drain + BEYOND, finish).await else {
+            // A process that has died meanwhile, or before in a step of its disk, ends nothing.
+            if power.is_dead() {
+                return;
+            }
             return parts.fail(format!("drain={drain:?} has passed, and it is still there"));
         };
         parts.note(&ended);
@@ -116,7 +120,7 @@ impl Writer {
                 self.past.borrow_mut().keep(count);
                 Ok(())
             }
-            Err(error @ MountingError::Volume(_)) if !is_excused(&parts) => {
+            Err(error @ MountingError::Volume(_)) if !is_excused(&parts) && !power.is_dead() => {
                 Err(format!("a signal has lost something: {error}"))
             }
             Err(_) => Ok(()),

@@ -1,5 +1,7 @@
 //! Files that a tool keeps open, and their state after their mount loses data.
 
+use std::cell::Cell;
+
 use bkfs::volume::error::VolumeError;
 use bkfs_fuse::{Handle, Ino, OpenFlags, Read, Write};
 
@@ -161,17 +163,23 @@ impl Writer {
         }
         self.world.counts.borrow_mut().operations += 1;
         let open = (held.ino, held.handle);
-        held.written = Some(self.past.borrow().length());
+        let before = held.written.replace(self.past.borrow().length());
         let client = &self.up.client;
         let data = bytes(offset, length as usize, seed);
+        let is_accepted = Cell::new(false);
         let writes = async {
             client.put(open, offset, &data).await?;
+            is_accepted.set(true);
             client.close(open).await?;
             Ok::<_, i32>(Vec::new())
         };
         self.is_under_way.set(true);
         let answer = self.bounded("a write to an open file", writes).await?;
         self.is_under_way.set(false);
+        if !is_accepted.get() {
+            // A write that was refused is no loss of this handle.
+            held.written = before;
+        }
         self.note(format_args!("{op:?} through a handle: {}", shown(&answer)));
         if answer.is_ok() {
             self.past.borrow_mut().answered();

@@ -97,11 +97,12 @@ impl Fields {
 /// Carries forms out.
 pub struct Changes {
     page: Arc<Page>,
-    /// For each repository.
+    /// For each repository of the page. One that it has twice has one queue.
     queues: Vec<Queue>,
 }
 
 /// The changes of a repository. Each is a session in its root: one at a time.
+#[derive(Clone)]
 struct Queue {
     places: Arc<Semaphore>,
     turn: Arc<Mutex<()>>,
@@ -110,11 +111,17 @@ struct Queue {
 impl Changes {
     /// Returns what carries out the forms of a page.
     pub fn new(page: Arc<Page>) -> Self {
-        let queue = |_: &Repository| Queue {
-            places: Arc::new(Semaphore::new(CHANGES_MAX)),
-            turn: Arc::default(),
-        };
-        let queues = page.repositories.iter().map(queue).collect();
+        let id = |repository: &Repository| repository.handle.keyring().repository();
+        let mut queues: Vec<Queue> = Vec::new();
+        for repository in &page.repositories {
+            let mut before = page.repositories.iter().zip(&queues);
+            let same = before.find(|(other, _)| id(other) == id(repository));
+            let queue = same.map(|(_, queue)| queue.clone());
+            queues.push(queue.unwrap_or_else(|| Queue {
+                places: Arc::new(Semaphore::new(CHANGES_MAX)),
+                turn: Arc::default(),
+            }));
+        }
         Self { page, queues }
     }
 
@@ -287,12 +294,7 @@ mod tests {
             repository: 0,
             volume: "main".into(),
         };
-        let file = FileName {
-            volume,
-            snapshot: "first".into(),
-            path: Vec::new(),
-        };
-        Route::File(file, form)
+        Route::File(volume.snapshot("first"), form)
     }
 
     #[tokio::test]

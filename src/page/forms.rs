@@ -88,14 +88,8 @@ pub fn forgotten(volume: &VolumeName, forgotten: &[TrashEntry], key: &str, now: 
     if forgotten.is_empty() {
         return html! {};
     }
-    let address = |snapshot: &str| {
-        let file = FileName {
-            volume: volume.clone(),
-            snapshot: snapshot.to_owned(),
-            path: Vec::new(),
-        };
-        Route::File(file, Form::BringBack).address()
-    };
+    let address =
+        |snapshot: &str| Route::File(volume.snapshot(snapshot), Form::BringBack).address();
     let age = |entry: &TrashEntry| {
         units::age(now.saturating_sub(entry.forgotten.as_second()).max(0) as u64)
     };

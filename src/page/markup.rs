@@ -264,13 +264,8 @@ fn only_the_newest(count: usize) -> Markup {
 }
 
 fn snapshot_link(volume: &VolumeName, snapshot: &SnapshotEntry) -> Markup {
-    let file = FileName {
-        volume: volume.clone(),
-        snapshot: snapshot.name.clone(),
-        path: Vec::new(),
-    };
     let words = shown(snapshot.name.as_bytes());
-    html! { a href=(page_of(file)) { (words) } }
+    html! { a href=(page_of(volume.snapshot(&snapshot.name))) { (words) } }
 }
 
 fn page_of(file: FileName) -> String {
@@ -454,11 +449,7 @@ mod tests {
             repository: 0,
             volume: "<i>".into(),
         };
-        let file = FileName {
-            volume,
-            snapshot: "<b>".into(),
-            path: Vec::new(),
-        };
+        let file = volume.snapshot("<b>");
         let directory = Directory {
             entries: HOSTILE.iter().map(|name| entry(name)).collect(),
             faulty: 1,

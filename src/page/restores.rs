@@ -373,14 +373,9 @@ mod tests {
             repository: 0,
             volume: "main".into(),
         };
-        let file = FileName {
-            volume,
-            snapshot: "first".into(),
-            path: Vec::new(),
-        };
         Arc::new(PageRestore {
             number,
-            file,
+            file: volume.snapshot("first"),
             target: PathBuf::new(),
             total_bytes: None,
             progress: Arc::default(),

@@ -154,6 +154,15 @@ impl Route {
 }
 
 impl VolumeName {
+    /// Returns the root of a snapshot of this volume.
+    pub fn snapshot(&self, name: &str) -> FileName {
+        FileName {
+            volume: self.clone(),
+            snapshot: name.to_owned(),
+            path: Vec::new(),
+        }
+    }
+
     fn address(&self) -> String {
         let volume = encoded(self.volume.as_bytes());
         format!("/repository/{}/{volume}/", self.repository + 1)

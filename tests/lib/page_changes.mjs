@@ -1,39 +1,13 @@
 // Forgets, brings back and restores with the page of bkfs serve: node page_changes.mjs URL TOKEN-FILE
 //
 // Scripts are off for what is done; with scripts, axe looks at each page with a form.
-import { readFileSync } from "node:fs";
-import { createRequire } from "node:module";
-import { chromium } from "playwright-core";
+import { PHONE, Server, browser, check, isWell } from "./browser.mjs";
 
 const [url, tokenFile] = process.argv.slice(2);
-const token = readFileSync(tokenFile, "ascii").trim();
-const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
-
-function check(holds, text) {
-  if (!holds) throw new Error(text);
-}
-
-const browser = await chromium.launch({
-  executablePath: "/usr/bin/chromium",
-  args: ["--no-sandbox", "--disable-dev-shm-usage"],
-});
-
-async function session(options) {
-  const context = await browser.newContext(options);
-  const page = await context.newPage();
-  page.setDefaultTimeout(30_000);
-  page.troubles = [];
-  page.on("pageerror", (error) => page.troubles.push(`error: ${error}`));
-  page.on("console", (message) => page.troubles.push(`${message.type()}: ${message.text()}`));
-  await page.goto(url);
-  await page.getByLabel("Token").fill(token);
-  await page.getByRole("button", { name: "Log in" }).click();
-  await page.waitForURL(`${url}/`);
-  return page;
-}
+const server = new Server(url, tokenFile);
 
 try {
-  const page = await session({ javaScriptEnabled: false });
+  const page = await server.loggedIn({ javaScriptEnabled: false });
   await page.goto(`${url}/repository/1/main/first`);
   await page.getByRole("link", { name: "Forget this snapshot" }).click();
   await page.getByRole("link", { name: "Keep it" }).click();
@@ -41,15 +15,10 @@ try {
   await page.getByRole("button", { name: "Forget first" }).click();
   await page.waitForURL(`${url}/repository/1/main/`);
   check((await page.getByRole("link", { name: "first", exact: true }).count()) === 0, "it is listed");
-  const reader = await session({ bypassCSP: true });
+  const reader = await server.loggedIn({ bypassCSP: true });
   const look = async (path) => {
-    await reader.goto(url + path);
-    await reader.evaluate(axe);
-    const found = await reader.evaluate(() => window.axe.run());
-    const lines = found.violations.map((one) => `${one.id}: ${one.nodes[0].html}`);
-    check(lines.length === 0, `${path}: ${lines.join("; ")}`);
-    check(found.passes.length > 10, `axe looked at little of ${path}`);
-    check(reader.troubles.length === 0, reader.troubles.join("; "));
+    await server.look(reader, path);
+    isWell(reader);
   };
   await look("/repository/1/main/");
   await page.getByRole("button", { name: "Bring back first" }).click();
@@ -74,18 +43,16 @@ try {
   await page.goto(`${url}/`);
   await page.getByRole("link", { name: "Restores to this machine" }).click();
   check((await page.locator("tbody tr").count()) > 1, "no restores are listed");
-  check(page.troubles.length === 0, page.troubles.join("; "));
+  isWell(page);
   console.log("restores");
 
   const first = "/repository/1/main/first";
   for (const path of [first, `${first}?as=forget`, `${first}/tree?as=restore`, "/restores"]) {
     await look(path);
   }
-  const phone = await session({ viewport: { width: 360, height: 740 } });
+  const phone = await server.loggedIn(PHONE);
   for (const path of [`${first}?as=forget`, `${first}/tree?as=restore`, "/restores", "/restores/1"]) {
-    await phone.goto(url + path);
-    const wide = await phone.evaluate(() => document.documentElement.scrollWidth);
-    check(wide <= 360, `${path} is ${wide} px wide on a phone`);
+    await server.fits(phone, path);
   }
   console.log("axe finds nothing, and it fits on a phone");
 } finally {

@@ -5,6 +5,7 @@
 # limit: 240 600
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/bkfs.sh"
+. "$(dirname "$0")/../lib/page.sh"
 in_private_mounts
 
 URL=$SUITE_TMP/bucket MNT=$SUITE_TMP/mount TO=$SUITE_TMP/restored OUTSIDE=$SUITE_TMP/outside
@@ -16,18 +17,6 @@ init_local "$URL" >/dev/null || die "cannot create the repository"
 (umask 077 && openssl rand -hex 32 >"$TOKEN_FILE")
 FIRST=/repository/1/main/first
 
-# serve NAME ARGS…: starts a server, whose output is NAME.out, and waits until it listens.
-serve() {
-  local name=$1
-  shift
-  "$MACHINE/run" "$BKFS_BIN" serve --json "$@" >"$SUITE_TMP/$name.out" 2>"$SUITE_TMP/$name.log" &
-  remember_pid $!
-  SERVER=$!
-  at_end "stop_pid $SERVER"
-  wait_for 30 test -s "$SUITE_TMP/$name.out" || wrong "it does not listen: $(cat "$SUITE_TMP/$name.log")"
-  PLACE=$(jq -r .url "$SUITE_TMP/$name.out")
-  PLACE=${PLACE%/}
-}
 log_in() {
   curl -sS -o /dev/null -c "$1" -H "Origin: $PLACE" --data-urlencode "token=$(cat "$TOKEN_FILE")" "$PLACE/login"
   grep -q bkfs_session_ "$1" || wrong "there is no session"
@@ -272,7 +261,7 @@ a_restore_that_hangs_is_stopped() {
   # A server that is told to end does so, whatever hangs.
   kill -STOP "$daemon"
   begun "$FIRST/tree" root=0 below=hanging/4 existing=refused
-  kill "$(pgrep -P "$SERVER" -x bkfs)"
+  kill "$(daemon_pid "$SERVER")"
   wait_for 20 ended "$SERVER" || wrong "the server does not end"
   kill -CONT "$daemon"
   exits 0 bkfs umount "$TO/hanging"
@@ -299,10 +288,7 @@ damage_is_named() {
   PLACE=$ALL
 }
 a_browser_changes() {
-  (cd "$BROWSER_TOOLS" && cp "$ROOT/tests/lib/page_changes.mjs" . &&
-    node page_changes.mjs "$ALL" "$TOKEN_FILE") >"$SUITE_TMP/browser" 2>&1 ||
-    wrong "$(tail -n 6 "$SUITE_TMP/browser")"
-  cat "$SUITE_TMP/browser"
+  browse page_changes.mjs "$ALL" "$TOKEN_FILE"
   diff -r --no-dereference "$SUITE_TMP/tree" "$TO/by browser" || wrong "what the browser restored differs"
   is_first_listed
 }

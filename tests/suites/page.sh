@@ -5,6 +5,7 @@
 # limit: 300 600
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/bkfs.sh"
+. "$(dirname "$0")/../lib/page.sh"
 in_private_mounts
 
 URL=$SUITE_TMP/bucket MNT=$SUITE_TMP/mount
@@ -15,21 +16,6 @@ at_end "leave_mount '$MNT'"
 init_local "$URL" >/dev/null || die "cannot create the repository"
 (umask 077 && openssl rand -hex 32 >"$TOKEN_FILE")
 TOKEN=$(cat "$TOKEN_FILE")
-
-# serve NAME ARGS…: starts a server, whose output is NAME.out, and waits until it listens.
-serve() {
-  local name=$1
-  shift
-  "$MACHINE/run" "$BKFS_BIN" serve --json "$@" >"$SUITE_TMP/$name.out" 2>"$SUITE_TMP/$name.log" &
-  remember_pid $!
-  SERVER=$!
-  at_end "stop_pid $SERVER"
-  wait_for 30 test -s "$SUITE_TMP/$name.out" || wrong "it does not listen: $(cat "$SUITE_TMP/$name.log")"
-  PLACE=$(jq -r .url "$SUITE_TMP/$name.out")
-  PLACE=${PLACE%/}
-}
-# The daemon is the child of the command that limits its time.
-daemon_pid() { pgrep -P "$1" -x bkfs || echo "$1"; }
 
 # get PATH [ARGS…]: what the page at a path answers to the token.
 get() { curl -sS --max-time 60 -H "Authorization: Bearer $TOKEN" "$PLACE$1" "${@:2}"; }
@@ -211,10 +197,8 @@ broken_downloads_are_known() {
 # --- in a browser ---------------------------------------------------------------------------------
 
 a_browser_shows_it() {
-  (cd "$BROWSER_TOOLS" && cp "$ROOT/tests/lib/page.mjs" . && mkdir -p "$SUITE_TMP/shots" &&
-    node page.mjs "$TCP" "$TOKEN_FILE" "$SUITE_TMP/shots") >"$SUITE_TMP/browser" 2>&1 ||
-    wrong "$(tail -n 6 "$SUITE_TMP/browser")"
-  cat "$SUITE_TMP/browser"
+  mkdir -p "$SUITE_TMP/shots"
+  browse page.mjs "$TCP" "$TOKEN_FILE" "$SUITE_TMP/shots"
 }
 
 case_of "each file is found by its link, and is right" each_file_is_found_and_right

@@ -11,6 +11,7 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
@@ -190,10 +191,27 @@ pub async fn restore(
     options: Options,
     progress: Arc<RestoreProgress>,
 ) -> Result<Vec<Problem>, RestoreError> {
-    let path = target.path();
-    let number = source.inode;
-    let attributes = source.view.attributes(Scope::Live, number).await?;
+    let attributes = source.view.attributes(Scope::Live, source.inode).await?;
     let job = Job::new(source, leading, options, progress);
+    let mut parts = JoinSet::new();
+    let mut made = pin!(make(&job, attributes, target, &mut parts));
+    // Declared last, so dropped before the walk and the parts, which hold unfinished files.
+    let mut abandoning = Abandoning(Some(job.clone()));
+    let made = made.as_mut().await;
+    if made.is_ok() {
+        abandoning.0 = None;
+    }
+    made.map(|()| std::mem::take(&mut *job.problems.lock()))
+}
+
+/// Makes what the source has, by tasks in `parts`, and waits for them.
+async fn make(
+    job: &Arc<Job>,
+    attributes: Attributes,
+    target: &Target,
+    parts: &mut JoinSet<()>,
+) -> Result<(), RestoreError> {
+    let (path, number, options) = (target.path(), job.source.inode, job.options);
     let unusable = |error: &dyn std::fmt::Display| RestoreError::Target {
         path: path.to_owned(),
         reason: error.to_string(),
@@ -202,19 +220,16 @@ pub async fn restore(
         let noted = job.filesystems.note(directory.as_fd());
         noted.map_err(|error| unusable(&error))
     };
-    let mut parts = JoinSet::new();
-    // Dropped before the parts are.
-    let mut abandoning = Abandoning(Some(job.clone()));
     let directory: OwnedFd = if mode::is_directory(attributes.mode) {
         let directory = target.directory(options.overwrite)?;
         note(&directory.fd)?;
-        walk::directory(&job, number, attributes, &directory, path, &mut parts).await?;
+        walk::directory(job, number, attributes, &directory, path, parts).await?;
         directory.fd
     } else if job.leaves_out(&attributes) {
-        return Ok(Vec::new());
+        return Ok(());
     } else if let Some(fault) = fault::of_attributes(number, &attributes) {
         job.problem(path, &fault, false);
-        return Ok(std::mem::take(&mut *job.problems.lock()));
+        return Ok(());
     } else {
         let (directory, name) = target.file(options.overwrite)?;
         note(&directory)?;
@@ -225,7 +240,7 @@ pub async fn restore(
             name: &name,
             path,
         };
-        inode::single(&job, (number, &attributes), place, &mut parts).await;
+        inode::single(job, (number, &attributes), place, parts).await;
         Arc::try_unwrap(directory)
             .or_else(|shared| shared.try_clone())
             .map_err(|error| unusable(&error))?
@@ -235,9 +250,8 @@ pub async fn restore(
             job.problem(path, &error, false);
         }
     }
-    abandoning.0 = None;
     // What still waits is a single file.
-    date(&job, &directory, path.parent().unwrap_or(path)).await;
-    sync(&job, path).await;
-    Ok(std::mem::take(&mut *job.problems.lock()))
+    date(job, &directory, path.parent().unwrap_or(path)).await;
+    sync(job, path).await;
+    Ok(())
 }

@@ -25,7 +25,12 @@ pub async fn date(job: &Arc<Job>, directory: &OwnedFd, path: &Path) {
         Ok(directory) => directory,
         Err(error) => return failed(&error),
     };
-    let set = tokio::task::spawn_blocking(move || dates::set(directory.as_fd(), files));
+    // The job is held until the disk has let the thread go.
+    let held = job.clone();
+    let set = tokio::task::spawn_blocking(move || {
+        let _held = held;
+        dates::set(directory.as_fd(), files)
+    });
     let unset = match set.await {
         Ok(unset) => unset,
         Err(error) => return failed(&error),

@@ -18,6 +18,9 @@ use crate::paused::{World, paused, seconds, snapshot};
 /// Bytes of a file of several packs.
 const LARGE: usize = 80 << 20;
 
+/// Files of one part: more than there are parts at the same time.
+const FILES: u64 = 40;
+
 /// What has a name in the target after a restore that was dropped while its reads of `data/` from
 /// the `nth` on had no answer.
 async fn left_by(world: &World, overwrite: Overwrite, nth: u64) -> Vec<String> {
@@ -43,6 +46,25 @@ async fn left_by(world: &World, overwrite: Overwrite, nth: u64) -> Vec<String> {
     let mut names: Vec<_> = names.map(|name| name.to_string_lossy().into()).collect();
     names.sort();
     names
+}
+
+/// The walk holds the file for which it waits for a permit; it is dropped with the walk.
+#[test]
+fn a_restore_that_is_dropped_in_its_walk_names_no_unfinished_file() {
+    paused(async {
+        let world = World::new(seconds(600)).await;
+        let mount = world.mount().await;
+        for number in 0..FILES {
+            mount
+                .put(&format!("file-{number}"), &noise(number, 200_000))
+                .await;
+        }
+        snapshot(&mount, "full").await;
+        for overwrite in [Overwrite::Refused, Overwrite::Never, Overwrite::Always] {
+            let left = left_by(&world, overwrite, 1).await;
+            assert!(left.is_empty(), "{overwrite:?}: {left:?}");
+        }
+    });
 }
 
 #[test]

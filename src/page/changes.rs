@@ -125,7 +125,8 @@ impl Changes {
         Self { page, queues }
     }
 
-    /// Lets no change begin any more, and waits for those that were begun.
+    /// Lets no change begin any more, and waits for those that were begun, and until stopped restores
+    /// have let their files go.
     pub async fn end(&self) {
         self.page.restores.end();
         for queue in &self.queues {
@@ -134,6 +135,7 @@ impl Changes {
         for queue in &self.queues {
             drop(queue.turn.lock().await);
         }
+        self.page.restores.are_over().await;
     }
 
     /// Checks that the server may do what a page with a form is about.
@@ -195,11 +197,16 @@ impl Changes {
         let (sender, done) = oneshot::channel();
         // A task of its own: a browser that leaves must not leave a session in the root.
         tokio::spawn(async move {
-            let _turn = turn.lock().await;
+            let taken = turn.lock().await;
+            if sender.is_closed() {
+                // The browser has left while it waited for its turn.
+                return;
+            }
             let done = change_lists(&page, &file, form).await;
-            // The browser may have left.
+            drop(taken);
+            // The browser may have left meanwhile.
             let _ = sender.send(done);
-            clear(&page, number, place).await;
+            clear(&page, number, &turn, place).await;
         });
         done.await.map_err(|_| NotChanged::Lost)??;
         Ok(after)
@@ -246,14 +253,22 @@ async fn change_lists(page: &Page, file: &FileName, form: Form) -> Result<(), No
 }
 
 /// Removes the session that a change has left in the root, if it has left one. The place is taken
-/// for as long.
-async fn clear(page: &Page, number: usize, place: OwnedSemaphorePermit) {
+/// for as long, the turn for each attempt.
+async fn clear(page: &Page, number: usize, turn: &Mutex<()>, place: OwnedSemaphorePermit) {
     let _place = place;
     let Ok(changer) = changer(page, number) else {
         return;
     };
-    while let Err(error) = changer.end_leftovers().await {
-        tracing::debug!("a session of this server may still be in the root: {error}");
+    loop {
+        let taken = turn.lock().await;
+        let ended = changer.end_leftovers().await;
+        drop(taken);
+        match ended {
+            Ok(()) => return,
+            Err(error) => {
+                tracing::debug!("a session of this server may still be in the root: {error}");
+            }
+        }
         tokio::time::sleep(LEFTOVER_PAUSE).await;
     }
 }

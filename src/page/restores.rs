@@ -220,6 +220,13 @@ impl Restores {
         self.all().iter().for_each(|restore| restore.stop());
     }
 
+    /// Waits until nothing of any restore goes on. A disk that hangs may hold one for ever.
+    pub async fn are_over(&self) {
+        while self.all().iter().any(|restore| restore.is_held()) {
+            tokio::time::sleep(LET_GO_PAUSE).await;
+        }
+    }
+
     fn runtime(&self) -> Result<&Runtime, NotBegun> {
         if let Some(runtime) = self.runtime.get() {
             return Ok(runtime);

@@ -77,7 +77,9 @@ impl Host {
         let is_well = Rc::new(Cell::new(true));
         self.are_well.push(is_well.clone());
         if trouble != Trouble::None {
-            self.are_well.iter().for_each(|one| one.set(false));
+            let lives = self.powers.iter().zip(&self.are_well);
+            let lives = lives.filter(|(power, _)| !power.is_dead());
+            lives.for_each(|(_, is_well)| is_well.set(false));
         }
         self.disk.heal();
         match trouble {

@@ -349,7 +349,7 @@ impl SimStore {
         let way = self.shared.faults.draw(operation, key, 0);
         let _troubled = self.power.goes(&way);
         let silence = self.shared.faults.silence();
-        if way.there > silence || way.fate == (Fate::Still { dead: true }) {
+        if way.there > silence + way.moving || way.fate == (Fate::Still { dead: true }) {
             tokio::time::sleep(silence).await;
             return match self.power.is_dead() {
                 true => std::future::pending().await,

@@ -6,7 +6,8 @@
 //!
 //! Trouble is recorded for each pair of operation and top-level directory, since a full bucket
 //! still answers reads, and a permission may be missing for one directory. Silence is recorded for
-//! the store as a whole: a store that moves any bytes, in either direction, is not silent.
+//! the store as a whole: a store that moves any bytes, in either direction, is not silent. What the
+//! kernel buffers of a new request is not moved by the store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,6 +27,10 @@ pub const TOLD_AFTER: Duration = Duration::from_secs(3);
 /// This is longer than any pause between attempts and than the heartbeat interval.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(15);
 
+/// The time within which the buffers of a connection take the start of a body, whether or not the
+/// store reads it.
+const BUFFERS_FILL_WITHIN: Duration = Duration::from_secs(1);
+
 /// The observed health of a store. Clones are cheap and share the state.
 #[derive(Clone, Debug, Default)]
 pub struct Signs(Arc<Shared>);
@@ -43,7 +48,7 @@ struct SignState {
     begun: u64,
     /// Requests that wait for an answer, oldest first.
     waiting: BTreeMap<u64, Asked>,
-    /// The time when the store last moved any bytes or answered.
+    /// The time when the store last took or sent any bytes.
     moved: Option<Instant>,
     troubles: BTreeMap<Sort, Trouble>,
 }
@@ -116,9 +121,19 @@ impl Signs {
         }
     }
 
-    /// Records that bytes of a request or of an answer were transferred.
-    pub(super) fn moved(&self) {
+    /// Records that bytes of an answer arrived.
+    pub(super) fn received(&self) {
         self.0.state.lock().moved = Some(Instant::now());
+    }
+
+    /// Records that bytes of a request's body were handed to the connection. `first` is when the
+    /// first byte of this body was. Bytes within [`BUFFERS_FILL_WITHIN`] of it are no sign of the
+    /// store.
+    pub(super) fn sent(&self, first: Instant) {
+        let now = Instant::now();
+        if now.saturating_duration_since(first) >= BUFFERS_FILL_WITHIN {
+            self.0.state.lock().moved = Some(now);
+        }
     }
 
     /// Records that the store refused a request, or was not reachable for it, and that the store
@@ -374,9 +389,15 @@ mod tests {
         let old = signs.begin(Operation::PutNew, "data/1");
         for _ in 0..10 {
             wait(2).await;
-            signs.moved();
+            signs.received();
         }
         assert!(signs.outage().is_none(), "slow, but alive");
+        let first = Instant::now();
+        for _ in 0..10 {
+            wait(2).await;
+            signs.sent(first);
+        }
+        assert!(signs.outage().is_none(), "it takes a long body");
         wait(4).await;
         let outage = signs.outage().expect("silent");
         assert_eq!(
@@ -389,6 +410,21 @@ mod tests {
         );
         old.end(&Ok(()));
         assert!(signs.outage().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_bytes_of_a_new_request_end_no_silence() {
+        let signs = Signs::default();
+        let _old = signs.begin(Operation::PutNew, "data/1");
+        for seconds in 1..20 {
+            let _new = signs.begin(Operation::PutNew, "data/2");
+            signs.sent(Instant::now());
+            wait(1).await;
+            let told = signs
+                .outage()
+                .map(|outage| outage.since.elapsed().as_secs());
+            assert_eq!(told, (seconds >= 3).then_some(seconds));
+        }
     }
 
     #[tokio::test(start_paused = true)]

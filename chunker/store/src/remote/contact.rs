@@ -53,9 +53,14 @@ impl Contact {
         !self.waits && !self.is_met.load(Ordering::Relaxed)
     }
 
-    /// Records that bytes were transferred, in either direction.
-    pub(super) fn moved(&self) {
-        self.signs.moved();
+    /// Records that bytes of an answer arrived.
+    pub(super) fn received(&self) {
+        self.signs.received();
+    }
+
+    /// Records that bytes of a request's body went out, the first of them at `first`.
+    pub(super) fn sent(&self, first: Instant) {
+        self.signs.sent(first);
     }
 
     /// Records that a request failed with this error and will be sent again.

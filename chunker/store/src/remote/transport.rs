@@ -314,6 +314,7 @@ fn into_request(
         _ => reqwest::Body::wrap(WatchedRequest {
             body,
             step: Bytes::new(),
+            first: None,
             progress: Arc::clone(progress),
         }),
     });
@@ -376,6 +377,8 @@ async fn watched<T>(
 struct WatchedRequest {
     body: HttpRequestBody,
     step: Bytes,
+    /// The time when the first bytes were taken.
+    first: Option<Instant>,
     progress: Arc<BodyProgress>,
 }
 
@@ -400,7 +403,8 @@ impl Body for WatchedRequest {
         self.progress
             .left
             .fetch_sub(length as u64, Ordering::SeqCst);
-        self.progress.contact.moved();
+        let first = *self.first.get_or_insert_with(Instant::now);
+        self.progress.contact.sent(first);
         Poll::Ready(Some(Ok(Frame::data(step))))
     }
 
@@ -476,7 +480,7 @@ impl Body for WatchedAnswer {
         match polled {
             Poll::Ready(Some(Ok(frame))) => {
                 self.moved = Instant::now();
-                self.contact.moved();
+                self.contact.received();
                 let quiet = self.moved + self.stall_timeout.min(QUIET);
                 self.timer.as_mut().reset(quiet);
                 Poll::Ready(Some(Ok(frame)))

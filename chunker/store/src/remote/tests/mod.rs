@@ -12,4 +12,4 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::{Notice, StoreErrorKind as Kind};
+use crate::{Notice, StoreErrorKind as Kind, TOLD_AFTER};

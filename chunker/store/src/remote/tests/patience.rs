@@ -150,6 +150,41 @@ async fn who_waits_is_told_within_five_seconds_what_for() {
     }
 }
 
+#[tokio::test]
+async fn a_silent_store_is_told_as_long_as_it_is_silent() {
+    let (endpoint, seen) = serve(vec![Step::Ignore; 2]).await;
+    let url = "s3://bucket".parse().unwrap();
+    let (options, _) = noticed(&endpoint, Duration::from_secs(300));
+    let signs = options.signs.clone();
+    let store = Arc::new(RemoteStore::open(&url, &options).await.unwrap());
+    let store = crate::GuardedStore::new(store, signs.clone());
+    let is_told = |when: &str| {
+        let outage = signs.outage().expect(when);
+        assert_eq!(outage.cause(), "silence");
+    };
+    let told = async {
+        sleep(TOLD_AFTER + Duration::from_millis(100)).await;
+        is_told("no byte of an answer has arrived");
+        // The body of a later request fills the buffers of a connection.
+        let later = async {
+            while seen.count() < 2 {
+                sleep(Duration::from_millis(10)).await;
+                is_told("the second one goes out");
+            }
+            sleep(Duration::from_millis(500)).await;
+            is_told("the second one is not answered either");
+        };
+        tokio::select! {
+            put = store.put_new("b", body(1 << 20)) => panic!("answered: {put:?}"),
+            () = later => {}
+        }
+    };
+    tokio::select! {
+        put = store.put_new("a", body(1 << 20)) => panic!("answered: {put:?}"),
+        () = told => {}
+    }
+}
+
 #[test]
 fn a_request_is_broken_off_in_time_to_be_sent_again() {
     let long = StoreOptions::default().within(Duration::from_secs(300));

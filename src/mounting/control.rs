@@ -41,7 +41,8 @@ const NAME_WAIT: Duration = Duration::from_secs(5);
 /// Files waiting to be stored that are listed by name; the others are counted.
 const PENDING_FILES_MAX: usize = 1000;
 
-/// How long `status` waits for the list of snapshots, if the memory does not have it.
+/// How long `status` waits for the list of snapshots, if the memory does not have it and no outage
+/// is known.
 const LIST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Answers requests to the control files of a mount.
@@ -151,7 +152,11 @@ impl MountControl {
         let mut facts = self.facts();
         let view = self.repository.handle.current();
         let list = self.repository.lists.snapshots(&view.root);
-        facts["last_snapshot"] = match tokio::time::timeout(LIST_PATIENCE, list).await {
+        let patience = match self.repository.signs.outage() {
+            Some(_) => Duration::ZERO,
+            None => LIST_PATIENCE,
+        };
+        facts["last_snapshot"] = match tokio::time::timeout(patience, list).await {
             Ok(Ok(list)) => list
                 .latest(&self.volume_name)
                 .map_or(Value::Null, |latest| {

@@ -210,6 +210,8 @@ struct Shaky {
     random: Mutex<StdRng>,
     slips_percent: u8,
     lost_percent: u8,
+    /// How many answers of reads are cut short or have a flipped bit.
+    damaged_percent: u8,
     /// Whether a proxy repeats a write whose answer is lost, so that the write is refused because
     /// of its own success.
     repeats: bool,
@@ -222,8 +224,23 @@ impl Shaky {
             random: Mutex::new(StdRng::seed_from_u64(seed)),
             slips_percent,
             lost_percent,
+            damaged_percent: 0,
             repeats,
         }
+    }
+
+    /// Returns the body of an answer as it arrives.
+    fn arrived(&self, bytes: Bytes) -> Bytes {
+        if !self.happens(self.damaged_percent) {
+            return bytes;
+        }
+        let place = self.random.lock().next_u32() as usize % bytes.len();
+        if self.happens(50) {
+            return bytes.slice(..place);
+        }
+        let mut damaged = bytes.to_vec();
+        damaged[place] ^= 4;
+        damaged.into()
     }
 
     fn happens(&self, percent: u8) -> bool {
@@ -253,6 +270,20 @@ impl Shaky {
 impl crate::Layer for Shaky {
     fn below(&self) -> &dyn Store {
         &self.inner
+    }
+
+    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
+        let (bytes, version) = self.inner.get(key).await?;
+        Ok((self.arrived(bytes), version))
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        Ok(self.arrived(self.inner.get_range(key, range).await?))
+    }
+
+    async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {
+        let (tail, size) = self.inner.get_tail(key, bytes).await?;
+        Ok((self.arrived(tail), size))
     }
 
     async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
@@ -295,6 +326,27 @@ async fn a_line_that_loses_answers_makes_no_store_unfit() {
             }
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_that_damages_reads_makes_no_store_unfit() {
+    for seed in 0..400 {
+        for races in [Races::FEW, Races::MANY] {
+            let store = Arc::new(Shaky {
+                damaged_percent: 5,
+                ..Shaky::new(seed, 0, 0, false)
+            });
+            let verdict = probed(&store, races).await;
+            verdict.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        }
+    }
+    let store = Arc::new(Shaky {
+        damaged_percent: 100,
+        ..Shaky::new(0, 0, 0, false)
+    });
+    let verdict = probed(&store, Races::FEW).await;
+    let error = verdict.expect_err("no answer is right");
+    assert!(matches!(error, ProbeError::Unfit { .. }), "{error}");
 }
 
 #[tokio::test(start_paused = true)]

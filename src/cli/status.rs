@@ -57,10 +57,9 @@ pub fn run(command: Status, global: &Global, output: &Output) -> Result<(), Fail
         return output.result(&lost, || acknowledged(&lost));
     }
     let status = mount.request(&json!({ "status": {} }))?;
-    let is_uploading = waiting_bytes(&status) > 0 && status["store"]["answers"] != false;
-    let rate = match is_uploading && !output.is_json() {
-        true => upload_rate(&mount, &status)?,
-        false => None,
+    let rate = match output.is_json() || waiting_bytes(&status) == 0 {
+        true => None,
+        false => upload_rate(&mount, &status)?,
     };
     let now = SystemClock.now().seconds;
     output.result(&status, || text(&status, rate, now, global.verbose > 0))

@@ -41,9 +41,11 @@ const NAME_WAIT: Duration = Duration::from_secs(5);
 /// Files waiting to be stored that are listed by name; the others are counted.
 const PENDING_FILES_MAX: usize = 1000;
 
-/// How long `status` waits for the list of snapshots, if the memory does not have it and no outage
-/// is known.
+/// How long `status` waits for the list of snapshots, if the memory does not have it.
 const LIST_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long it waits if an outage is known. A full bucket still answers reads.
+const LIST_PATIENCE_IN_OUTAGE: Duration = Duration::from_millis(300);
 
 /// Answers requests to the control files of a mount.
 pub struct MountControl {
@@ -153,7 +155,7 @@ impl MountControl {
         let view = self.repository.handle.current();
         let list = self.repository.lists.snapshots(&view.root);
         let patience = match self.repository.signs.outage() {
-            Some(_) => Duration::ZERO,
+            Some(_) => LIST_PATIENCE_IN_OUTAGE,
             None => LIST_PATIENCE,
         };
         facts["last_snapshot"] = match tokio::time::timeout(patience, list).await {

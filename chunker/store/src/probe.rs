@@ -20,11 +20,14 @@ use crate::{Store, StoreError, StoreErrorKind, Version};
 pub const PROBE_PREFIX: &str = "probe/";
 
 /// The most attempts at one step of the probe, each under other names. A step starts again when the
-/// outcome of a write is unknown, when an answer holds bytes that no request wrote, or when a write
-/// may have been refused because of its own success: servers and proxies repeat requests, and answer
-/// to the second one. On a connection that loses every fourth answer, fewer than one probe in a
-/// million is misled.
+/// outcome of a write is unknown, or when a write may have been refused because of its own success:
+/// servers and proxies repeat requests, and answer to the second one. On a connection that loses
+/// every fourth answer, fewer than one probe in a million is misled.
 const ATTEMPTS_MAX: u32 = 20;
+
+/// The most reads of one content. An answer that is damaged on its way is so once. What each read
+/// shows is in the store.
+const READS_MAX: u32 = 3;
 
 /// The pause before a step starts again, multiplied by the number of the attempt.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -74,9 +77,11 @@ pub enum ProbeError {
 /// Why one attempt did not pass.
 enum Verdict {
     Unfit(String),
-    /// As `Unfit`, unless the store answered to a repetition of the request that it made itself, or
-    /// the connection damaged the answer.
+    /// As `Unfit`, unless the store answered to a repetition of the request that it made itself.
     Doubtful(String),
+    /// As `Unfit`, unless the write was damaged on its way: each read gives bytes that no request
+    /// wrote.
+    Odd(String),
     Failed(StoreError),
 }
 
@@ -99,8 +104,8 @@ impl From<&str> for Verdict {
 /// If the future is dropped, small objects stay below [`PROBE_PREFIX`]; they have no meaning.
 ///
 /// # Errors
-/// [`ProbeError::Unfit`] names a fault that was seen in an exchange in which every answer arrived.
-/// [`ProbeError::Store`] if no exchange was complete, or if the probe's objects cannot be deleted
+/// [`ProbeError::Unfit`] names a fault that was seen in an exchange in which every answer arrived,
+/// or that was seen again and again. [`ProbeError::Store`] if no exchange was complete, or if the probe's objects cannot be deleted
 /// for another reason than a missing permission.
 pub async fn probe_conditional_writes(
     store: &dyn Store,
@@ -116,10 +121,12 @@ pub async fn probe_conditional_writes(
     let removed = probe.remove().await;
     match verdict {
         Ok(()) => removed,
-        Err(Verdict::Unfit(fault) | Verdict::Doubtful(fault)) => Err(ProbeError::Unfit {
-            store: store.describe(),
-            fault,
-        }),
+        Err(Verdict::Unfit(fault) | Verdict::Doubtful(fault) | Verdict::Odd(fault)) => {
+            Err(ProbeError::Unfit {
+                store: store.describe(),
+                fault,
+            })
+        }
         Err(Verdict::Failed(error)) => Err(error.into()),
     }
 }
@@ -220,20 +227,31 @@ impl Probe<'_> {
         Ok(())
     }
 
-    /// Runs a step under fresh names until no answer was lost and a doubtful result has been
-    /// confirmed.
+    /// Runs a step under fresh names until every answer of an attempt arrived and none of them is
+    /// doubtful. If no attempt is such, the result is what most attempts end with.
     async fn clean(&mut self, step: Step) -> Result<(), Verdict> {
-        let mut attempt = 0;
+        let (mut attempt, mut doubts, mut is_odd) = (0, 0, false);
+        let mut lost = None;
         loop {
             attempt += 1;
             let key = format!("{PROBE_PREFIX}{}-{}", self.salt, self.keys.len());
             self.keys.extend([absent(&key), key.clone()]);
             match step.take(self.store, &key).await {
-                Err(Verdict::Doubtful(_)) if attempt < ATTEMPTS_MAX => {}
+                // One write that is damaged on its way is no fault of the store. A second one is.
+                Err(Verdict::Odd(_)) if !is_odd => is_odd = true,
+                Err(Verdict::Doubtful(fault)) => {
+                    doubts += 1;
+                    if attempt >= ATTEMPTS_MAX {
+                        let lost = lost.filter(|_| doubts < ATTEMPTS_MAX / 2);
+                        return Err(lost.map_or(Verdict::Doubtful(fault), Verdict::Failed));
+                    }
+                }
                 // The write may have been applied or not; under other names the step can start
                 // again.
                 Err(Verdict::Failed(error))
-                    if error.kind() == StoreErrorKind::OutcomeUnknown && attempt < ATTEMPTS_MAX => {
+                    if error.kind() == StoreErrorKind::OutcomeUnknown && attempt < ATTEMPTS_MAX =>
+                {
+                    lost = Some(error);
                 }
                 settled => return settled,
             }
@@ -262,10 +280,11 @@ impl Probe<'_> {
 }
 
 /// Returns an object's content. No two contents are equal, so a version that hashes the content
-/// names one of them. It holds the name twice, so one that is cut short or has a flipped bit is no
+/// names one of them. It says everything twice, so one that is cut short or has a flipped bit is no
 /// other one.
 fn body(key: &str, name: &str) -> Vec<Bytes> {
-    vec![Bytes::from(format!("bkfs probe {key} {name}, {name}"))]
+    let text = format!("bkfs probe {key} {name}");
+    vec![Bytes::from(format!("{text}, {text}"))]
 }
 
 /// The names of the contents that single requests write.
@@ -274,16 +293,32 @@ const ALONE: [&str; 4] = ["first", "second", "third", "only"];
 /// The names of the contents that raced requests write, before a number.
 const RACED: [&str; 2] = ["creator", "replacer"];
 
-/// Returns whether a request of the probe may have written `bytes` under `key`. Other bytes were
-/// damaged on their way.
-fn is_written(key: &str, bytes: &[u8]) -> bool {
-    let text = std::str::from_utf8(bytes).ok();
-    let names = text.and_then(|text| text.strip_prefix(&*format!("bkfs probe {key} ")));
-    let Some((name, again)) = names.and_then(|names| names.split_once(", ")) else {
-        return false;
-    };
+/// Returns the key that a content was written under. None if no request of a probe wrote it.
+fn key_of(content: &[u8]) -> Option<&str> {
+    let (text, again) = std::str::from_utf8(content).ok()?.split_once(", ")?;
+    let (key, name) = text.strip_prefix("bkfs probe ")?.split_once(' ')?;
     let is_raced = |(what, _)| RACED.contains(&what);
-    name == again && (ALONE.contains(&name) || name.split_once(' ').is_some_and(is_raced))
+    let is_name = ALONE.contains(&name) || name.split_once(' ').is_some_and(is_raced);
+    (text == again && is_name).then_some(key)
+}
+
+/// Reads an object of the probe: its content and version, or none if there is no object. A read
+/// that gives bytes which no request wrote is repeated.
+async fn read_content(store: &dyn Store, key: &str) -> Result<Option<(Bytes, Version)>, Verdict> {
+    for _ in 0..READS_MAX {
+        match store.get(key).await {
+            Ok((bytes, version)) => match key_of(&bytes) {
+                Some(written) if written == key => return Ok(Some((bytes, version))),
+                Some(_) => return Err("a read gives the content of another object".into()),
+                None => {}
+            },
+            Err(error) if error.is_not_found() => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Verdict::Odd(
+        "each read of an object gives bytes that no request wrote".to_owned(),
+    ))
 }
 
 async fn expect_content(
@@ -292,14 +327,12 @@ async fn expect_content(
     name: &str,
     fault: &str,
 ) -> Result<Version, Verdict> {
-    match store.get(key).await {
-        Ok((bytes, version)) if bytes == body(key, name)[0] => Ok(version),
-        Ok((bytes, _)) if is_written(key, &bytes) => Err(fault.into()),
-        Ok(_) => Err(Verdict::Doubtful(fault.into())),
-        Err(error) if error.is_not_found() => Err(
+    match read_content(store, key).await? {
+        Some((bytes, version)) if bytes == body(key, name)[0] => Ok(version),
+        Some(_) => Err(fault.into()),
+        None => Err(
             "an object that was just written is not found: reads do not see earlier writes".into(),
         ),
-        Err(error) => Err(error.into()),
     }
 }
 
@@ -433,15 +466,23 @@ async fn probe_parts(store: &dyn Store, key: &str) -> Result<(), Verdict> {
         | StoreErrorKind::NoSpace
         | StoreErrorKind::Other => Verdict::Failed(error),
     };
-    let read = store.get_range(key, part.start as u64..part.end as u64);
-    let middle = read.await.map_err(refused)?;
-    let (tail, size) = store.get_tail(key, 7).await.map_err(refused)?;
-    match middle == whole[part] && tail == whole[length - 7..] && size == length as u64 {
-        true => Ok(()),
-        false => Err(Verdict::Doubtful(
-            "a read of a part of an object (Range) gives other bytes".into(),
-        )),
+    // More than a half, so that no other part has the same bytes.
+    let tail_bytes = length / 2 + 5;
+    for _ in 0..READS_MAX {
+        let read = store.get_range(key, part.start as u64..part.end as u64);
+        let middle = read.await.map_err(refused)?;
+        let tail = store.get_tail(key, tail_bytes as u64).await;
+        let (tail, size) = tail.map_err(refused)?;
+        if size != length as u64 {
+            return Err("a read of the end of an object gives another length".into());
+        }
+        if middle == whole[part.clone()] && tail == whole[length - tail_bytes..] {
+            return Ok(());
+        }
     }
+    Err(Verdict::Odd(
+        "a read of a part of an object (Range) gives other bytes".to_owned(),
+    ))
 }
 
 /// Tests concurrent writes. In some stores checking a condition and writing are not one atomic
@@ -459,46 +500,31 @@ async fn probe_races(store: &dyn Store, key: &str, contenders: usize) -> Result<
         sent.push(store.put_new(key, body.clone()));
     }
     let created = join_all(sent).await;
-    let (found, version) = read_raced(store, key).await?;
     let (lost, what) = (
         StoreErrorKind::AlreadyExists,
         "create-only writes (If-None-Match: *)",
     );
-    judge(&creators, created, &found, lost, what)?;
-    let version = version.ok_or("an object that was just written is not found")?;
+    let winner = winner_of(created, lost, what)?;
+    let version = stands(store, key, &creators, winner, what).await?;
     let replacers = bodies(replacer);
     let mut sent = Vec::new();
     for body in &replacers {
         sent.push(store.replace(key, body.clone(), &version));
     }
     let replaced = join_all(sent).await;
-    let (found, _) = read_raced(store, key).await?;
     let (lost, what) = (StoreErrorKind::Conflict, "conditional writes (If-Match)");
-    judge(&replacers, replaced, &found, lost, what)
+    let winner = winner_of(replaced, lost, what)?;
+    stands(store, key, &replacers, winner, what).await?;
+    Ok(())
 }
 
-async fn read_raced(store: &dyn Store, key: &str) -> Result<(Bytes, Option<Version>), Verdict> {
-    match store.get(key).await {
-        Ok((bytes, version)) if is_written(key, &bytes) => Ok((bytes, Some(version))),
-        Ok(_) => Err(Verdict::Doubtful(
-            "a read gives bytes that no request wrote".into(),
-        )),
-        Err(error) if error.is_not_found() => Ok((Bytes::new(), None)),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Judges a race that left the object with the content `found`. A lost answer is no evidence, but
-/// the content is.
-fn judge(
-    bodies: &[Vec<Bytes>],
+/// Returns which of simultaneous writes succeeded. A lost answer is no evidence.
+fn winner_of(
     results: Vec<Result<Version, StoreError>>,
-    found: &Bytes,
     lost: StoreErrorKind,
     what: &str,
-) -> Result<(), Verdict> {
-    let contenders = bodies.len();
-    let stands = bodies.iter().position(|body| body[0] == *found);
+) -> Result<usize, Verdict> {
+    let contenders = results.len();
     let (mut winners, mut unknown) = (Vec::new(), None);
     for (number, result) in results.into_iter().enumerate() {
         match result {
@@ -509,11 +535,7 @@ fn judge(
         }
     }
     match (winners.as_slice(), unknown) {
-        ([winner], _) if stands == Some(*winner) => Ok(()),
-        ([_], _) => Err(Verdict::Unfit(format!(
-            "of {contenders} simultaneous {what} one succeeds, and what it wrote does not stand: \
-             they are not one step"
-        ))),
+        ([winner], _) => Ok(*winner),
         ([], Some(error)) => Err(error.into()),
         ([], None) => Err(Verdict::Doubtful(format!(
             "of {contenders} simultaneous {what} none succeeds"
@@ -521,6 +543,24 @@ fn judge(
         (winners, _) => Err(Verdict::Unfit(format!(
             "of {contenders} simultaneous {what} {} succeed: they are not one step",
             winners.len()
+        ))),
+    }
+}
+
+/// Returns the version of the object, which has the content that the winner of a race wrote.
+async fn stands(
+    store: &dyn Store,
+    key: &str,
+    bodies: &[Vec<Bytes>],
+    winner: usize,
+    what: &str,
+) -> Result<Version, Verdict> {
+    let contenders = bodies.len();
+    match read_content(store, key).await? {
+        Some((bytes, version)) if bytes == bodies[winner][0] => Ok(version),
+        _ => Err(Verdict::Unfit(format!(
+            "of {contenders} simultaneous {what} one succeeds, and what it wrote does not stand: \
+             they are not one step"
         ))),
     }
 }

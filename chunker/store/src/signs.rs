@@ -27,8 +27,8 @@ pub const TOLD_AFTER: Duration = Duration::from_secs(3);
 /// This is longer than any pause between attempts and than the heartbeat interval.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(15);
 
-/// The time within which the buffers of a connection take the start of a body, whether or not the
-/// store reads it.
+/// The time within which the buffers of a near connection take the start of a body, whether or not
+/// the store reads it. Those of a slow one take longer, so that silence is seen that much later.
 const BUFFERS_FILL_WITHIN: Duration = Duration::from_secs(1);
 
 /// The observed health of a store. Clones are cheap and share the state.
@@ -48,7 +48,7 @@ struct SignState {
     begun: u64,
     /// Requests that wait for an answer, oldest first.
     waiting: BTreeMap<u64, Asked>,
-    /// The time when the store last took or sent any bytes.
+    /// The time when the store last took or sent any bytes, or answered.
     moved: Option<Instant>,
     troubles: BTreeMap<Sort, Trouble>,
 }

@@ -26,6 +26,8 @@ enum Wrong {
     OneVersionForAll,
     IgnoresRange,
     AnswersAndForgets,
+    TearsContents,
+    MixesObjects,
 }
 
 /// A store in memory with one fault.
@@ -48,6 +50,10 @@ impl crate::Layer for WrongStore {
         }
         let (bytes, version) = self.inner.get(key).await?;
         match self.wrong {
+            Wrong::MixesObjects => {
+                let other = key.replace(PROBE_PREFIX, "probe/other-");
+                Ok((body(&other, "first").remove(0), version))
+            }
             Wrong::OneVersionForAll => Ok((bytes, Version::token("same".into()))),
             _ => Ok((bytes, version)),
         }
@@ -57,6 +63,10 @@ impl crate::Layer for WrongStore {
         let exists = self.inner.head(key).await.is_ok();
         match self.wrong {
             Wrong::IgnoresCreateOnly => self.inner.put(key, body).await,
+            Wrong::TearsContents => {
+                let torn = [body, vec![Bytes::from_static(b"the end of another")]].concat();
+                self.inner.put_new(key, torn).await
+            }
             Wrong::InvertsCreateOnly if !exists => {
                 let kind = StoreErrorKind::AlreadyExists;
                 Err(StoreError::new(kind, Operation::PutNew, key, "inverted"))
@@ -172,6 +182,8 @@ async fn each_wrong_store_is_unfit_and_told_why() {
             "a part of an object cannot be read (Range)",
         ),
         (Wrong::AnswersAndForgets, "what it wrote does not stand"),
+        (Wrong::TearsContents, "bytes that no request wrote"),
+        (Wrong::MixesObjects, "the content of another object"),
     ];
     for (wrong, words) in cases {
         let store = WrongStore {
@@ -351,15 +363,21 @@ async fn a_line_that_damages_reads_makes_no_store_unfit() {
 
 #[tokio::test(start_paused = true)]
 async fn many_races_find_a_store_that_now_and_then_checks_no_condition() {
-    for lost_percent in [0, 15] {
+    for (lost_percent, damaged_percent) in [(0, 0), (15, 0), (0, 10)] {
         let mut found = 0;
         for seed in 0..200 {
-            let store = Arc::new(Shaky::new(seed, 3, lost_percent, false));
+            let store = Arc::new(Shaky {
+                damaged_percent,
+                ..Shaky::new(seed, 3, lost_percent, false)
+            });
             if let Err(error) = probed(&store, Races::MANY).await {
                 assert!(matches!(error, ProbeError::Unfit { .. }), "{error}");
                 found += 1;
             }
         }
-        assert!(found >= 198, "{found} of 200");
+        assert!(
+            found >= 198,
+            "{lost_percent}, {damaged_percent}: {found} of 200"
+        );
     }
 }

@@ -1,7 +1,10 @@
 //! `.snapshots`, as the kernel asks for it.
 
+use std::time::Duration;
+
 use bkfs::vfs::numbers::SNAPSHOTS;
 use bkfs_fuse::{DirectoryReply, Errno, Handle, Ino, Lookup, Rename, RenameMode, Vfs};
+use bkfs_testing::fault::{Fault, Strike};
 
 use crate::host::{Answer, Bucket, CALLER, Host, ask};
 
@@ -79,7 +82,9 @@ fn of_two_who_make_one_snapshot_one_is_told_that_it_exists() {
 #[test]
 fn a_mount_of_a_new_volume_has_committed_it() {
     let bucket = Bucket::new();
-    let host = bucket.host();
+    // A commit that the mount does not wait for comes after this test has looked.
+    let slow = Strike::with(Fault::Delay(Duration::from_secs(1))).keys("meta/");
+    let host = bucket.host_with(slow.on_writes().always());
     let commit = bucket.work(bucket.memory.clone(), async |repository| {
         repository.volume_entry("main").commit
     });

@@ -405,10 +405,13 @@ async fn a_journal_is_read_again_with_its_operations() {
         assert_eq!(again.expect("read"), entry(operation).operations);
     }
     let journal = &ended_session.journals[0].forgetful();
-    let (other, _) = store
-        .get(&ended_session.journals[1].key)
-        .await
-        .expect("read");
+    // The same session, which has put something else in its first journal.
+    let twin = memory().await;
+    let session = enter(&twin, 1, "a").await.expect("free");
+    let writer = writer(&twin, &session).await;
+    write(&writer, entries(1, 2)).await.expect("written");
+    assert_eq!(journals(&twin).await, [journal.key.clone()]);
+    let (other, _) = twin.get(&journal.key).await.expect("read");
     store.delete(&journal.key).await.expect("deleted");
     store.put_new(&journal.key, vec![other]).await.expect("put");
     let other = handle.read_uncovered(journal, taken.id(), "main").await;

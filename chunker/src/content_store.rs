@@ -16,7 +16,9 @@ use bkfs_store::Store;
 use bkfs_store::entropy::Entropy;
 
 use crate::cache::{DiskCache, make_directory};
-use crate::catalog::{Catalog, IndexRef, ListedCopies, PackLocation, TableFiles};
+use crate::catalog::{
+    Catalog, IndexRef, ListedCopies, OpenedRun, PackLocation, RunRef, TableFiles,
+};
 use crate::crypto::Keyring;
 use crate::error::ContentError;
 use crate::gate::ByteGate;
@@ -259,6 +261,16 @@ impl ContentStore {
         asked: &Arc<[Prefix]>,
     ) -> Result<Vec<ListedCopies>, ContentError> {
         self.shared.catalog.copies_of(asked).await
+    }
+
+    /// Opens a run of the bucket, for look-ups in it. The loaded index does not change.
+    ///
+    /// # Errors
+    /// [`ContentError::Damaged`] if its header or directory does not open.
+    /// [`ContentError::Missing`], [`ContentError::Store`] or [`ContentError::Stalled`] if it cannot
+    /// be read.
+    pub async fn open_run(&self, reference: RunRef) -> Result<OpenedRun, ContentError> {
+        self.shared.catalog.open_run(reference).await
     }
 
     /// Returns all copies of the blob with this prefix in the packs of

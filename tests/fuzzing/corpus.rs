@@ -179,8 +179,8 @@ fn pack_of_a_run(sequence: u32) -> PackFrames {
 /// Returns runs of both keyrings. No program writes any yet, so none are frozen.
 fn runs() -> Vec<Vec<u8>> {
     let run = |keyring: Keyring| {
-        let key = NAME.key(Class::Index);
-        let sealer = keyring.object_sealer(Class::Index, &key, Features::NONE, [0x77; 32]);
+        let key = NAME.key(Class::Run);
+        let sealer = keyring.object_sealer(Class::Run, &key, Features::NONE, [0x77; 32]);
         let range = Prefix([0; 16])..=Prefix([0xff; 16]);
         let names = [0, 1].map(|sequence| pack_of_a_run(sequence).name);
         let effort = Effort::Level(1);

@@ -9,6 +9,7 @@ mod files;
 mod loaded;
 mod lookup;
 mod many;
+mod opened_run;
 mod reference;
 
 use std::collections::HashSet;
@@ -30,6 +31,8 @@ use files::TableBytes;
 pub(crate) use files::TableFiles;
 pub(crate) use loaded::{Candidate, DamagedTable, Loaded, Location};
 pub use many::{ListedCopies, ListedCopy};
+use opened_run::{BlockCache, RunStore};
+pub use opened_run::{OpenedRun, RunRecord, RunRef};
 pub use reference::{IndexRef, name_bytes};
 
 /// Maximum number of index objects that are loaded concurrently.
@@ -42,6 +45,9 @@ const LOADING_FACTOR: u64 = 4;
 /// Bytes of decoded index objects that are cached, so that the next seal absorbs them without a
 /// fetch.
 const RECENT_BYTES: u64 = 8 << 20;
+
+/// Bytes of decoded blocks of runs that are cached.
+const RUN_BLOCKS_BYTES: u64 = 16 << 20;
 
 /// Maximum number of damaged frames that are remembered. Reads find further ones again.
 const DAMAGED_FRAMES: usize = 1 << 16;
@@ -86,6 +92,7 @@ pub(crate) struct Catalog {
     quarantine: RwLock<HashSet<PackLocation>>,
     damaged: Mutex<HashSet<(PackName, u16)>>,
     recent: MemoryCache<PackName, Arc<Vec<PackRecord>>>,
+    run_blocks: Arc<BlockCache>,
     /// Tables of new index objects that a root may list soon.
     staged: Mutex<Vec<Weak<Loaded>>>,
     loading: tokio::sync::Mutex<()>,
@@ -119,10 +126,22 @@ impl Catalog {
             quarantine: RwLock::default(),
             damaged: Mutex::default(),
             recent: MemoryCache::new(RECENT_BYTES),
+            run_blocks: Arc::new(BlockCache::new(RUN_BLOCKS_BYTES)),
             staged: Mutex::default(),
             loading: tokio::sync::Mutex::new(()),
             mended: Mutex::default(),
         }
+    }
+
+    /// Opens a run, for look-ups in it alone.
+    pub(crate) async fn open_run(&self, reference: RunRef) -> Result<OpenedRun, ContentError> {
+        let store = RunStore {
+            link: Arc::clone(&self.link),
+            keyring: self.keyring.clone(),
+            workers: self.workers.clone(),
+            blocks: Arc::clone(&self.run_blocks),
+        };
+        OpenedRun::open(store, reference).await
     }
 
     fn state(&self) -> Arc<CatalogTables> {

@@ -40,11 +40,13 @@ pub enum Class {
     DataPack = 8,
     /// Frames of segments, nodes and commit records.
     MetadataPack = 9,
+    /// Sorted index records of one range of prefixes. Only version 2 has them.
+    Run = 10,
 }
 
 impl Class {
     /// Every class, in the order of its number.
-    pub const ALL: [Class; 9] = [
+    pub const ALL: [Class; 10] = [
         Class::Config,
         Class::KeySlot,
         Class::Root,
@@ -54,6 +56,7 @@ impl Class {
         Class::Index,
         Class::DataPack,
         Class::MetadataPack,
+        Class::Run,
     ];
 
     /// The class of this number, if there is one.
@@ -73,6 +76,7 @@ impl Class {
             Class::Index => "index",
             Class::DataPack => "data",
             Class::MetadataPack => "meta",
+            Class::Run => "runs",
         }
     }
 

@@ -52,7 +52,7 @@ impl PackName {
 
     /// Returns the key in the bucket of the object of `class` with this name.
     ///
-    /// Only data packs, metadata packs, index objects and lists have such keys. A call for another
+    /// Only data packs, metadata packs, index objects, lists and runs have such keys. A call for another
     /// class is a mistake of the caller: it returns a key that no object has.
     pub fn key(&self, class: Class) -> String {
         let shard = self.random & 0xff;
@@ -60,7 +60,7 @@ impl PackName {
             Class::DataPack | Class::MetadataPack => {
                 format!("{}/{shard:02x}/{self}", class.directory())
             }
-            Class::Index | Class::List => format!("{}/{self}", class.directory()),
+            Class::Index | Class::List | Class::Run => format!("{}/{self}", class.directory()),
             Class::Config | Class::KeySlot | Class::Root | Class::Session | Class::Journal => {
                 debug_assert!(false, "objects of class {class:?} are not named so");
                 format!("{}/unnamed/{self}", class.directory())
@@ -68,7 +68,8 @@ impl PackName {
         }
     }
 
-    /// Parses a key: the inverse of [`PackName::key`]. Returns the class and the name.
+    /// Parses a key: the inverse of [`PackName::key`]. Returns the class and the name. Runs are none
+    /// of the objects of version 1, so their keys are not parsed.
     ///
     /// # Errors
     /// [`BadName`] for any other key.

@@ -70,7 +70,7 @@ struct Made {
 }
 
 fn make(records: Vec<Record>, packs: u64, shape: Shape) -> Made {
-    let sealer = keyring(1).object_sealer(Class::Index, KEY, Features::NONE, [9; 32]);
+    let sealer = keyring(1).object_sealer(Class::Run, KEY, Features::NONE, [9; 32]);
     let names = (0..packs).map(name);
     let effort = (Effort::Level(1), shape);
     let mut writer = RunWriter::with_shape(sealer, Class::DataPack, everything(), names, effort);
@@ -103,7 +103,7 @@ fn part(bytes: &[u8], range: Range<u64>) -> &[u8] {
 /// Opens the directory of a run, as a reader of its last bytes does.
 fn open(bytes: &[u8], repository: u8) -> Result<Directory, RunDamage> {
     let (header, _) = bytes.split_first_chunk().ok_or(SHORT)?;
-    let opener = keyring(repository).object_opener(Class::Index, KEY, header)?;
+    let opener = keyring(repository).object_opener(Class::Run, KEY, header)?;
     let (before, trailer) = bytes.split_last_chunk().ok_or(SHORT)?;
     let trailer = Trailer::decode(trailer)?;
     let start = before.len().checked_sub(trailer.directory_length as usize);
@@ -374,7 +374,7 @@ fn parts_that_change_places_are_noticed() {
 
 #[test]
 fn what_does_not_belong_into_a_run_is_refused() {
-    let sealer = keyring(1).object_sealer(Class::Index, KEY, Features::NONE, [9; 32]);
+    let sealer = keyring(1).object_sealer(Class::Run, KEY, Features::NONE, [9; 32]);
     let range = prefix(1).min(prefix(2))..=prefix(1).max(prefix(2));
     let names = (0..5).map(name);
     let mut writer = RunWriter::new(

@@ -132,7 +132,9 @@ pub fn key_of(class: Class) -> String {
         Class::Root => "root".to_owned(),
         Class::Session => "sessions/0000000000000001".to_owned(),
         Class::Journal => "journal/0000000000000002/0000000000000001/0000000000000001".to_owned(),
-        Class::List | Class::Index | Class::DataPack | Class::MetadataPack => NAME.key(class),
+        Class::List | Class::Index | Class::DataPack | Class::MetadataPack | Class::Run => {
+            NAME.key(class)
+        }
     }
 }
 

@@ -17,8 +17,8 @@ pub fn directory(keyring: &Keyring, input: &[u8]) -> Option<Directory> {
     let start = before
         .len()
         .checked_sub(trailer.directory_length as usize)?;
-    let key = NAME.key(Class::Index);
-    let opener = keyring.object_opener(Class::Index, &key, header).ok()?;
+    let key = NAME.key(Class::Run);
+    let opener = keyring.object_opener(Class::Run, &key, header).ok()?;
     let length = input.len() as u64;
     let mut decoder = Decoder::new();
     Directory::open(opener, &trailer, &before[start..], length, &mut decoder).ok()

@@ -1,0 +1,496 @@
+//! Look-ups in a run of the bucket, by ranged reads (FORMAT.md, "Version 2: runs").
+//!
+//! Owns which bytes of a run are fetched, how they are joined into requests, and what of them stays
+//! in memory. The form of a run is owned by [`crate::run`]. Does not know which packs are live.
+//!
+//! A run is opened by its header and its end, which are fetched concurrently. The end of most runs
+//! holds the directory and all fences, so a look-up then costs one request for each group of blocks
+//! that lie close together. Fences, names and filters stay in memory; blocks are cached.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use parking_lot::Mutex;
+
+use crate::cache::MemoryCache;
+use crate::codec::Decoder;
+use crate::crypto::{Class, HEADER_LEN, Keyring};
+use crate::error::ContentError;
+use crate::id::{Kind, Prefix};
+use crate::pack::PackName;
+use crate::run::{
+    Block, Directory, Fences, LevelFilter, Names, RUN_BYTES_MAX, Record, RunDamage, Section,
+    TRAILER_LEN, Trailer,
+};
+use crate::store_client::StoreClient;
+use crate::workers::{Scratch, Workers};
+
+/// How many bytes at the end of a run are fetched first. The directory and the fences of a run of
+/// [`RUN_BYTES_MAX`] take about 120 KiB.
+const END_BYTES: u64 = 256 << 10;
+
+/// The most bytes of one request.
+const REQUEST_BYTES: u64 = 1 << 20;
+
+/// Parts that are no further apart than this are fetched by one request. So many bytes arrive in
+/// about the time of one further request.
+const GAP_BYTES: u64 = 64 << 10;
+
+/// How many requests of one look-up wait for their answers concurrently.
+const REQUESTS_AT_ONCE: usize = 8;
+
+/// Bytes of memory that a record of a decoded block takes.
+const RECORD_BYTES: u64 = size_of::<Record>() as u64;
+
+/// A run as a root names it.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct RunRef {
+    /// The run's name.
+    pub name: PackName,
+    /// The length of the object, in bytes.
+    pub bytes: u64,
+}
+
+/// Where a pack holds a blob.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd)]
+pub struct RunRecord {
+    /// The first bytes of the blob's id.
+    pub prefix: Prefix,
+    /// The pack.
+    pub pack: PackName,
+    /// The number of the frame in the pack.
+    pub frame: u16,
+    /// The number of the blob in the frame.
+    pub slot: u16,
+    /// The kind of the blob.
+    pub kind: Kind,
+}
+
+/// Blocks of all runs, decoded.
+pub(crate) type BlockCache = MemoryCache<(PackName, u32), Arc<Block>>;
+
+/// What all look-ups in runs share.
+#[derive(Clone, Debug)]
+pub(crate) struct RunStore {
+    pub(crate) link: Arc<StoreClient>,
+    pub(crate) keyring: Keyring,
+    pub(crate) workers: Workers,
+    pub(crate) blocks: Arc<BlockCache>,
+}
+
+/// A run whose directory was read.
+#[derive(Debug)]
+pub struct OpenedRun {
+    reference: RunRef,
+    key: String,
+    store: RunStore,
+    directory: Arc<Directory>,
+    fences: Parts<Fences>,
+    names: Parts<Names>,
+    filters: Mutex<Filters>,
+}
+
+/// Parts of a run that stay in memory once they were read, by number.
+type Parts<T> = Mutex<Vec<Option<Arc<T>>>>;
+
+/// The filters in memory.
+#[derive(Debug, Default)]
+struct Filters {
+    /// The lowest level of which all filters are in memory, if any is.
+    from: Option<u8>,
+    /// Level, number of the fences, filter. In the order of the directory.
+    all: Vec<(u8, u32, LevelFilter)>,
+}
+
+/// Prefixes, by their places in a list, that a block may hold.
+#[derive(Clone, Debug)]
+struct Wanted {
+    section: Section,
+    bytes: Range<u64>,
+    prefixes: Range<usize>,
+}
+
+impl OpenedRun {
+    /// Reads the header and the directory of a run.
+    ///
+    /// # Errors
+    /// [`ContentError::Damaged`] if they do not open, and those of [`StoreClient::get_range`].
+    pub(crate) async fn open(store: RunStore, reference: RunRef) -> Result<Self, ContentError> {
+        let key = reference.name.key(Class::Run);
+        let damaged = |error: RunDamage| ContentError::damaged(&key, error);
+        let total = reference.bytes;
+        if !(((HEADER_LEN + TRAILER_LEN) as u64)..=RUN_BYTES_MAX).contains(&total) {
+            return Err(ContentError::damaged(&key, "no run has such a length"));
+        }
+        let end_bytes = END_BYTES.min(total - HEADER_LEN as u64);
+        let (header, mut end) = tokio::try_join!(
+            store.link.get_range(&key, 0..HEADER_LEN as u64),
+            store.link.get_range(&key, total - end_bytes..total)
+        )?;
+        let trailer = end.last_chunk::<TRAILER_LEN>().map(Trailer::decode);
+        let trailer = trailer
+            .ok_or(RunDamage::Inconsistent("truncated"))
+            .flatten()
+            .map_err(damaged)?;
+        let directory_bytes = u64::from(trailer.directory_length);
+        let mut start = total - end_bytes;
+        let directory_end = total - TRAILER_LEN as u64;
+        let directory_start = directory_end
+            .checked_sub(directory_bytes)
+            .filter(|start| *start >= HEADER_LEN as u64)
+            .ok_or_else(|| ContentError::damaged(&key, "its directory is longer than the run"))?;
+        if directory_start < start {
+            end = store.link.get_range(&key, directory_start..total).await?;
+            start = directory_start;
+        }
+        let header = header.first_chunk::<HEADER_LEN>();
+        let header = header.ok_or_else(|| ContentError::damaged(&key, "truncated"))?;
+        let opener = store.keyring.object_opener(Class::Run, &key, header);
+        let opener = opener.map_err(|error| ContentError::unopened(&key, error))?;
+        let sealed = part(&end, start, directory_start..directory_end);
+        let mut decoder = Decoder::new();
+        let directory = Directory::open(opener, &trailer, &sealed, total, &mut decoder);
+        let directory = directory.map_err(damaged)?;
+        let fences = (0..directory.fences_count()).map(|number| {
+            let range = directory.range(Section::Fences(number));
+            let range = range.filter(|range| range.start >= start)?;
+            Some((number, part(&end, start, range)))
+        });
+        let fences = fences.map(|at_hand| match at_hand {
+            None => Ok(None),
+            Some((number, sealed)) => {
+                let opened = directory.open_fences(number, &sealed, &mut decoder);
+                opened.map(|fences| Some(Arc::new(fences)))
+            }
+        });
+        let fences = fences.collect::<Result<Vec<_>, _>>().map_err(damaged)?;
+        let names = vec![None; directory.names_count() as usize];
+        Ok(Self {
+            reference,
+            store,
+            directory: Arc::new(directory),
+            fences: Mutex::new(fences),
+            names: Mutex::new(names),
+            filters: Mutex::default(),
+            key,
+        })
+    }
+
+    /// Returns what the run says of itself.
+    pub fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
+    /// Reads the filters of this level and of all higher ones: 18 bits for each of their prefixes.
+    /// Half of the prefixes are of level 0, a quarter of level 1.
+    ///
+    /// # Errors
+    /// [`ContentError::Damaged`] if a filter does not open, and those of
+    /// [`StoreClient::get_range`].
+    pub async fn load_filters(&self, from: u8) -> Result<(), ContentError> {
+        if self.filters.lock().from.is_some_and(|have| have <= from) {
+            return Ok(());
+        }
+        let listed: Vec<(u8, u32)> = self.directory.filters().collect();
+        let first = listed.partition_point(|(level, _)| *level < from);
+        let sections = (first as u32..listed.len() as u32).map(Section::Filter);
+        let all = self
+            .read(sections.collect(), |directory, section, sealed, _| {
+                let Section::Filter(number) = section else {
+                    return Err(RunDamage::Inconsistent("not a filter"));
+                };
+                directory.open_filter(number, sealed)
+            })
+            .await?;
+        let all = listed[first..].iter().zip(all);
+        let all = all.map(|((level, fences), filter)| (*level, *fences, filter));
+        *self.filters.lock() = Filters {
+            from: Some(from),
+            all: all.collect(),
+        };
+        Ok(())
+    }
+
+    /// Returns false if the run has no record of this prefix. True says nothing: the filter of its
+    /// level is not in memory, or lets it through.
+    pub fn may_hold(&self, prefix: &Prefix) -> bool {
+        if !self.directory.prefixes().contains(prefix) {
+            return false;
+        }
+        let level = LevelFilter::level_of(prefix);
+        let filters = self.filters.lock();
+        if filters.from.is_none_or(|from| level < from) {
+            return true;
+        }
+        // Blocks without a filter of this level have no such prefix.
+        self.directory.fences_of(prefix).any(|fences| {
+            let all = &filters.all;
+            let found =
+                all.binary_search_by_key(&(level, fences), |(level, fences, _)| (*level, *fences));
+            found.is_ok_and(|found| all[found].2.lets_through(prefix))
+        })
+    }
+
+    /// Returns all records of these prefixes, in order. `prefixes` are in ascending order. Prefixes
+    /// that a filter in memory excludes cost no request.
+    ///
+    /// # Errors
+    /// [`ContentError::Damaged`] if a part of the run does not open, and those of
+    /// [`StoreClient::get_range`].
+    pub async fn find(&self, prefixes: &[Prefix]) -> Result<Vec<RunRecord>, ContentError> {
+        debug_assert!(prefixes.is_sorted(), "look-ups are in order");
+        let asked: Vec<Prefix> = prefixes
+            .iter()
+            .filter(|prefix| self.may_hold(prefix))
+            .copied()
+            .collect();
+        self.hold_fences(&asked).await?;
+        let requests = joined(self.wanted(&asked), |wanted| wanted.bytes.clone());
+        let asked = &asked;
+        let found: Vec<Vec<Record>> = futures::stream::iter(requests)
+            .map(|wanted| self.look_up(wanted, asked))
+            .buffered(REQUESTS_AT_ONCE)
+            .try_collect()
+            .await?;
+        let mut found = found.concat();
+        // A prefix whose records two blocks share is looked up in both.
+        found.sort_unstable();
+        found.dedup();
+        self.named(found).await
+    }
+
+    /// Reads the fences that lead to these prefixes, if they are not in memory.
+    async fn hold_fences(&self, prefixes: &[Prefix]) -> Result<(), ContentError> {
+        let mut missing = BTreeSet::new();
+        {
+            let fences = self.fences.lock();
+            for prefix in prefixes {
+                let numbers = self.directory.fences_of(prefix);
+                missing.extend(numbers.filter(|number| fences[*number as usize].is_none()));
+            }
+        }
+        let sections: Vec<Section> = missing.iter().copied().map(Section::Fences).collect();
+        let read = self
+            .read(sections, |directory, section, sealed, decoder| {
+                let Section::Fences(number) = section else {
+                    return Err(RunDamage::Inconsistent("not fences"));
+                };
+                directory.open_fences(number, sealed, decoder)
+            })
+            .await?;
+        let mut fences = self.fences.lock();
+        for (number, part) in missing.into_iter().zip(read) {
+            fences[number as usize] = Some(Arc::new(part));
+        }
+        Ok(())
+    }
+
+    /// Returns the blocks that may hold these prefixes, in order. All fences are in memory.
+    fn wanted(&self, prefixes: &[Prefix]) -> Vec<Wanted> {
+        let fences = self.fences.lock();
+        let mut wanted: Vec<Wanted> = Vec::new();
+        for (place, prefix) in prefixes.iter().enumerate() {
+            for number in self.directory.fences_of(prefix) {
+                let Some(part) = &fences[number as usize] else {
+                    continue;
+                };
+                for block in part.blocks_of(prefix) {
+                    let range = self.directory.block_range(number, part, block);
+                    let Some((section, bytes)) = range else {
+                        continue;
+                    };
+                    match wanted.iter_mut().rev().find(|one| one.section == section) {
+                        Some(one) => one.prefixes.end = place + 1,
+                        None => wanted.push(Wanted {
+                            section,
+                            bytes,
+                            prefixes: place..place + 1,
+                        }),
+                    }
+                }
+            }
+        }
+        wanted
+    }
+
+    /// Returns the records that these blocks, which lie close together, have of the prefixes.
+    async fn look_up(
+        &self,
+        wanted: Vec<Wanted>,
+        prefixes: &[Prefix],
+    ) -> Result<Vec<Record>, ContentError> {
+        let blocks = self.read_blocks(&wanted).await?;
+        let found = wanted.iter().zip(&blocks).flat_map(|(wanted, block)| {
+            let prefixes = &prefixes[wanted.prefixes.clone()];
+            prefixes.iter().flat_map(|prefix| block.find(prefix))
+        });
+        Ok(found.copied().collect())
+    }
+
+    /// Returns these blocks, from the cache or by one request.
+    async fn read_blocks(&self, wanted: &[Wanted]) -> Result<Vec<Arc<Block>>, ContentError> {
+        let cached = |wanted: &Wanted| match wanted.section {
+            Section::Block(number) => self.store.blocks.get(&(self.reference.name, number)),
+            _ => None,
+        };
+        let mut blocks: Vec<Option<Arc<Block>>> = wanted.iter().map(cached).collect();
+        let missing: Vec<usize> = (0..blocks.len())
+            .filter(|place| blocks[*place].is_none())
+            .collect();
+        if let (Some(first), Some(last)) = (missing.first(), missing.last()) {
+            let span = wanted[*first].bytes.start..wanted[*last].bytes.end;
+            let bytes = self.store.link.get_range(&self.key, span.clone()).await?;
+            let sealed = missing.iter().map(|place| {
+                let wanted = &wanted[*place];
+                (
+                    wanted.section,
+                    part(&bytes, span.start, wanted.bytes.clone()),
+                )
+            });
+            let opened = self
+                .decode(sealed.collect(), |directory, section, sealed, decoder| {
+                    directory.open_block(section, sealed, decoder)
+                })
+                .await?;
+            for (place, block) in missing.into_iter().zip(opened) {
+                let block = Arc::new(block);
+                if let Section::Block(number) = wanted[place].section {
+                    let bytes = block.records().len() as u64 * RECORD_BYTES;
+                    let name = (self.reference.name, number);
+                    self.store.blocks.put(name, bytes, Arc::clone(&block));
+                }
+                blocks[place] = Some(block);
+            }
+        }
+        Ok(blocks.into_iter().flatten().collect())
+    }
+
+    /// Gives records the names of their packs.
+    async fn named(&self, records: Vec<Record>) -> Result<Vec<RunRecord>, ContentError> {
+        let place_of = |record: &Record| match self.directory.name_of(record.pack) {
+            (Section::Names(number), place) => (number, place),
+            (_, place) => (0, place),
+        };
+        let missing: BTreeSet<u32> = {
+            let names = self.names.lock();
+            let numbers = records.iter().map(|record| place_of(record).0);
+            numbers
+                .filter(|number| names[*number as usize].is_none())
+                .collect()
+        };
+        let sections = missing.iter().copied().map(Section::Names).collect();
+        let read = self
+            .read(sections, |directory, section, sealed, decoder| {
+                let Section::Names(number) = section else {
+                    return Err(RunDamage::Inconsistent("not names"));
+                };
+                directory.open_names(number, sealed, decoder)
+            })
+            .await?;
+        let mut names = self.names.lock();
+        for (number, part) in missing.into_iter().zip(read) {
+            names[number as usize] = Some(Arc::new(part));
+        }
+        let named = records.iter().filter_map(|record| {
+            let (number, place) = place_of(record);
+            let part = names[number as usize].as_ref()?;
+            Some(RunRecord {
+                prefix: record.prefix,
+                pack: *part.names().get(place)?,
+                frame: record.frame,
+                slot: record.slot,
+                kind: record.kind,
+            })
+        });
+        Ok(named.collect())
+    }
+
+    /// Reads parts other than blocks, in order, by as few requests as possible, and opens them.
+    async fn read<T: Send + 'static>(
+        &self,
+        sections: Vec<Section>,
+        open: impl Fn(&Directory, Section, &[u8], &mut Decoder) -> Result<T, RunDamage>
+        + Copy
+        + Send
+        + 'static,
+    ) -> Result<Vec<T>, ContentError> {
+        let parts = sections.into_iter().filter_map(|section| {
+            let range = self.directory.range(section)?;
+            Some((section, range))
+        });
+        let requests = joined(parts.collect(), |(_, range)| range.clone());
+        let read: Vec<Vec<T>> = futures::stream::iter(requests)
+            .map(async |parts| {
+                let span = parts[0].1.start..parts[parts.len() - 1].1.end;
+                let bytes = self.store.link.get_range(&self.key, span.clone()).await?;
+                let sealed = parts
+                    .into_iter()
+                    .map(|(section, range)| (section, part(&bytes, span.start, range)));
+                self.decode(sealed.collect(), open).await
+            })
+            .buffered(REQUESTS_AT_ONCE)
+            .try_collect()
+            .await?;
+        Ok(read.into_iter().flatten().collect())
+    }
+
+    /// Opens parts as they are stored, on a worker.
+    async fn decode<T: Send + 'static>(
+        &self,
+        sealed: Vec<(Section, Bytes)>,
+        open: impl Fn(&Directory, Section, &[u8], &mut Decoder) -> Result<T, RunDamage> + Send + 'static,
+    ) -> Result<Vec<T>, ContentError> {
+        let directory = Arc::clone(&self.directory);
+        let job = move |scratch: &mut Scratch| {
+            let decoder = scratch.frame_decoder.decoder();
+            let opened = sealed
+                .iter()
+                .map(|(section, sealed)| open(&directory, *section, sealed, decoder));
+            opened.collect::<Result<Vec<T>, RunDamage>>()
+        };
+        let opened = self.store.workers.run(job).await?;
+        opened.map_err(|error| ContentError::damaged(&self.key, error))
+    }
+}
+
+/// Returns the bytes `range` of an object, of which `bytes` begin at `start`. Empty if they are not
+/// among them.
+fn part(bytes: &Bytes, start: u64, range: Range<u64>) -> Bytes {
+    let from = range.start.checked_sub(start).map(|from| from as usize);
+    let until = range.end.checked_sub(start).map(|until| until as usize);
+    match (from, until) {
+        (Some(from), Some(until)) if from <= until && until <= bytes.len() => {
+            bytes.slice(from..until)
+        }
+        _ => Bytes::new(),
+    }
+}
+
+/// Groups parts, which are in order, into requests: parts that are close together, and at most
+/// [`REQUEST_BYTES`] of them.
+fn joined<T>(parts: Vec<T>, range_of: impl Fn(&T) -> Range<u64>) -> Vec<Vec<T>> {
+    let mut requests: Vec<Vec<T>> = Vec::new();
+    let mut span = 0..0;
+    for part in parts {
+        let range = range_of(&part);
+        let is_near =
+            range.start <= span.end + GAP_BYTES && range.end - span.start <= REQUEST_BYTES;
+        match requests.last_mut().filter(|_| is_near) {
+            Some(request) => {
+                request.push(part);
+                span.end = range.end;
+            }
+            None => {
+                requests.push(vec![part]);
+                span = range;
+            }
+        }
+    }
+    requests
+}
+
+#[cfg(test)]
+mod tests;

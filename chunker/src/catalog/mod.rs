@@ -9,6 +9,7 @@ mod files;
 mod loaded;
 mod lookup;
 mod many;
+mod merge;
 mod opened_run;
 mod reference;
 
@@ -31,8 +32,9 @@ use files::TableBytes;
 pub(crate) use files::TableFiles;
 pub(crate) use loaded::{Candidate, DamagedTable, Loaded, Location};
 pub use many::{ListedCopies, ListedCopy};
+pub use merge::{MergeInput, NewRun, merge};
 use opened_run::{BlockCache, RunStore};
-pub use opened_run::{OpenedRun, RunRecord, RunRef};
+pub use opened_run::{OpenedRun, Records, RunRecord, RunRef};
 pub use reference::{IndexRef, name_bytes};
 
 /// Maximum number of index objects that are loaded concurrently.

@@ -7,6 +7,8 @@
 //! holds the directory and all fences, so a look-up then costs one request for each group of blocks
 //! that lie close together. Fences, names and filters stay in memory; blocks are cached.
 
+mod scan;
+
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,6 +29,8 @@ use crate::run::{
 };
 use crate::store_client::StoreClient;
 use crate::workers::{Scratch, Workers};
+
+pub use scan::Records;
 
 /// How many bytes at the end of a run are fetched first. The directory and the fences of a run of
 /// [`RUN_BYTES_MAX`] take about 120 KiB.
@@ -247,7 +251,10 @@ impl OpenedRun {
             .filter(|prefix| self.may_hold(prefix))
             .copied()
             .collect();
-        self.hold_fences(&asked).await?;
+        let numbers = asked
+            .iter()
+            .flat_map(|prefix| self.directory.fences_of(prefix));
+        self.hold_fences(numbers).await?;
         let requests = joined(self.wanted(&asked), |wanted| wanted.bytes.clone());
         let asked = &asked;
         let found: Vec<Vec<Record>> = futures::stream::iter(requests)
@@ -262,16 +269,9 @@ impl OpenedRun {
         self.named(found).await
     }
 
-    /// Reads the fences that lead to these prefixes, if they are not in memory.
-    async fn hold_fences(&self, prefixes: &[Prefix]) -> Result<(), ContentError> {
-        let mut missing = BTreeSet::new();
-        {
-            let fences = self.fences.lock();
-            for prefix in prefixes {
-                let numbers = self.directory.fences_of(prefix);
-                missing.extend(numbers.filter(|number| fences[*number as usize].is_none()));
-            }
-        }
+    /// Reads the fences of these numbers, if they are not in memory.
+    async fn hold_fences(&self, numbers: impl Iterator<Item = u32>) -> Result<(), ContentError> {
+        let missing = missing(&self.fences, numbers);
         let sections: Vec<Section> = missing.iter().copied().map(Section::Fences).collect();
         let read = self
             .read(sections, |directory, section, sealed, decoder| {
@@ -368,19 +368,9 @@ impl OpenedRun {
         Ok(blocks.into_iter().flatten().collect())
     }
 
-    /// Gives records the names of their packs.
-    async fn named(&self, records: Vec<Record>) -> Result<Vec<RunRecord>, ContentError> {
-        let place_of = |record: &Record| match self.directory.name_of(record.pack) {
-            (Section::Names(number), place) => (number, place),
-            (_, place) => (0, place),
-        };
-        let missing: BTreeSet<u32> = {
-            let names = self.names.lock();
-            let numbers = records.iter().map(|record| place_of(record).0);
-            numbers
-                .filter(|number| names[*number as usize].is_none())
-                .collect()
-        };
+    /// Reads the names of these numbers, if they are not in memory.
+    async fn hold_names(&self, numbers: impl Iterator<Item = u32>) -> Result<(), ContentError> {
+        let missing = missing(&self.names, numbers);
         let sections = missing.iter().copied().map(Section::Names).collect();
         let read = self
             .read(sections, |directory, section, sealed, decoder| {
@@ -394,6 +384,18 @@ impl OpenedRun {
         for (number, part) in missing.into_iter().zip(read) {
             names[number as usize] = Some(Arc::new(part));
         }
+        Ok(())
+    }
+
+    /// Gives records the names of their packs.
+    async fn named(&self, records: Vec<Record>) -> Result<Vec<RunRecord>, ContentError> {
+        let place_of = |record: &Record| match self.directory.name_of(record.pack) {
+            (Section::Names(number), place) => (number, place),
+            (_, place) => (0, place),
+        };
+        self.hold_names(records.iter().map(|record| place_of(record).0))
+            .await?;
+        let names = self.names.lock();
         let named = records.iter().filter_map(|record| {
             let (number, place) = place_of(record);
             let part = names[number as usize].as_ref()?;
@@ -456,6 +458,14 @@ impl OpenedRun {
     }
 }
 
+/// Returns those of these numbers whose parts are not in memory.
+fn missing<T>(parts: &Parts<T>, numbers: impl Iterator<Item = u32>) -> BTreeSet<u32> {
+    let parts = parts.lock();
+    numbers
+        .filter(|number| parts[*number as usize].is_none())
+        .collect()
+}
+
 /// Returns the bytes `range` of an object, of which `bytes` begin at `start`. Empty if they are not
 /// among them.
 fn part(bytes: &Bytes, start: u64, range: Range<u64>) -> Bytes {
@@ -493,4 +503,4 @@ fn joined<T>(parts: Vec<T>, range_of: impl Fn(&T) -> Range<u64>) -> Vec<Vec<T>> 
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs_store::entropy::SystemEntropy;
-use bkfs_store::{MemoryStore, Store};
+use bkfs_store::{MemoryStore, Operation, Store};
 use bkfs_testing::counting::{CountingStore, Tally};
 
 use super::*;
@@ -19,12 +19,12 @@ const NAME: PackName = PackName {
     random: 3,
 };
 
-fn keyring() -> Keyring {
+pub(in crate::catalog) fn keyring() -> Keyring {
     let secrets = Secrets::new([1; 32], [2; 32], [3; 32]);
     Keyring::sealed(RepositoryId([4; 16]), secrets)
 }
 
-fn pack(number: u64) -> PackName {
+pub(in crate::catalog) fn pack(number: u64) -> PackName {
     PackName {
         session: 9,
         sequence: number as u32,
@@ -33,13 +33,13 @@ fn pack(number: u64) -> PackName {
 }
 
 /// Returns the prefix of blob `number`, at random.
-fn prefix(number: u64) -> Prefix {
+pub(in crate::catalog) fn prefix(number: u64) -> Prefix {
     let mut bytes = [0; Prefix::LEN];
     bytes.copy_from_slice(&blake3::hash(&number.to_le_bytes()).as_bytes()[..Prefix::LEN]);
     Prefix(bytes)
 }
 
-fn everything() -> std::ops::RangeInclusive<Prefix> {
+pub(in crate::catalog) fn everything() -> std::ops::RangeInclusive<Prefix> {
     Prefix([0; 16])..=Prefix([0xff; 16])
 }
 
@@ -83,21 +83,23 @@ fn run_of(blobs: u64, copies: u64, packs: u64) -> Vec<u8> {
     bytes
 }
 
-/// A bucket with one run.
-struct Bucket {
+/// A bucket with runs.
+pub(in crate::catalog) struct Bucket {
     counting: Arc<CountingStore>,
     store: RunStore,
+    /// The first run.
     reference: RunRef,
 }
 
 impl Bucket {
     async fn with(run: Vec<u8>) -> Self {
-        let memory = MemoryStore::new();
-        let bytes = run.len() as u64;
-        let body = vec![Bytes::from(run)];
-        let put = memory.put_new(&NAME.key(Class::Run), body).await;
-        put.expect("a store in memory takes it");
-        let counting = Arc::new(CountingStore::new(Arc::new(memory)));
+        let mut bucket = Self::empty();
+        bucket.reference = bucket.put(NAME, vec![Bytes::from(run)]).await;
+        bucket
+    }
+
+    pub(in crate::catalog) fn empty() -> Self {
+        let counting = Arc::new(CountingStore::new(Arc::new(MemoryStore::new())));
         let link = StoreClient::new(
             Arc::clone(&counting) as Arc<dyn Store>,
             Arc::new(SystemEntropy),
@@ -112,18 +114,41 @@ impl Bucket {
                 workers: Workers::inline(),
                 blocks: Arc::new(BlockCache::new(16 << 20)),
             },
-            reference: RunRef { name: NAME, bytes },
+            reference: RunRef {
+                name: NAME,
+                bytes: 0,
+            },
         }
     }
 
-    async fn open(&self) -> Result<OpenedRun, ContentError> {
-        OpenedRun::open(self.store.clone(), self.reference).await
+    /// Stores a run.
+    pub(in crate::catalog) async fn put(&self, name: PackName, body: Vec<Bytes>) -> RunRef {
+        let bytes = body.iter().map(|part| part.len() as u64).sum();
+        let put = self.counting.put_new(&name.key(Class::Run), body).await;
+        put.expect("a store in memory takes it");
+        RunRef { name, bytes }
     }
 
-    /// Returns the requests and the bytes of the answers so far.
-    fn asked(&self) -> (u64, u64) {
-        let total: Tally = self.counting.counters().total();
-        (total.requests, total.bytes_read)
+    /// Opens one of the runs.
+    pub(in crate::catalog) async fn open_run(&self, reference: RunRef) -> OpenedRun {
+        self.try_open(reference).await.expect("it opens")
+    }
+
+    pub(in crate::catalog) async fn try_open(
+        &self,
+        reference: RunRef,
+    ) -> Result<OpenedRun, ContentError> {
+        OpenedRun::open(self.store.clone(), reference).await
+    }
+
+    async fn open(&self) -> Result<OpenedRun, ContentError> {
+        self.try_open(self.reference).await
+    }
+
+    /// Returns the reads and the bytes of their answers so far.
+    pub(in crate::catalog) fn asked(&self) -> (u64, u64) {
+        let reads: Tally = self.counting.counters().tally(Operation::GetRange);
+        (reads.requests, reads.bytes_read)
     }
 }
 

@@ -1,0 +1,191 @@
+//! The whole contents of a run, or those of one range of prefixes, in order.
+//!
+//! Owns how far a scan reads ahead, and the order across blocks, which no block shows.
+
+use std::future::ready;
+use std::ops::RangeInclusive;
+
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt, TryStreamExt};
+
+use super::{OpenedRun, REQUEST_BYTES, RunRecord, Wanted, joined, part};
+use crate::error::ContentError;
+use crate::id::Prefix;
+use crate::pack::PackName;
+use crate::run::{PackFrames, Record, RunDamage, Section};
+
+/// Number of requests of a scan that are under way or wait to be taken. Each takes up to
+/// [`REQUEST_BYTES`], and about three times as much once it is decoded.
+const READ_AHEAD: usize = 4;
+
+/// Records of a run, in order, in batches.
+pub type Records<'a> = BoxStream<'a, Result<Vec<RunRecord>, ContentError>>;
+
+impl OpenedRun {
+    /// Returns all records of a range of prefixes. Each byte is fetched once, and no block is kept.
+    ///
+    /// The stream ends with [`ContentError::Damaged`] if a part of the run does not open or the
+    /// records are not in order, and with the errors of a read.
+    pub fn records(&self, range: RangeInclusive<Prefix>) -> Records<'_> {
+        let mut last: Option<Record> = None;
+        stream::once(self.requests_of(range.clone()))
+            .map_ok(|requests| stream::iter(requests.into_iter().map(Ok::<_, ContentError>)))
+            .try_flatten()
+            .map_ok(move |wanted| {
+                let range = range.clone();
+                async move { self.records_in(wanted, &range).await }
+            })
+            .try_buffered(READ_AHEAD)
+            .and_then(move |records: Vec<Record>| {
+                let follows = last.is_none_or(|last| records.first().is_none_or(|one| last < *one));
+                last = records.last().copied().or(last);
+                ready(match follows {
+                    true => Ok(records),
+                    false => Err(ContentError::damaged(
+                        &self.key,
+                        "its records are not in order",
+                    )),
+                })
+            })
+            .and_then(|records| self.named(records))
+            .boxed()
+    }
+
+    /// Returns the records that the run has of packs, in the order of their places.
+    ///
+    /// The stream ends with the errors of [`OpenedRun::records`].
+    pub fn pack_frames(&self) -> BoxStream<'_, Result<Vec<PackFrames>, ContentError>> {
+        let sections = (0..self.directory.pack_frames_count()).map(Section::PackFrames);
+        let parts = sections.filter_map(|section| Some((section, self.directory.range(section)?)));
+        let requests = joined(parts.collect(), |(_, range)| range.clone());
+        let mut last: Option<Prefix> = None;
+        stream::iter(requests)
+            .map(async |parts| {
+                let sections = parts.into_iter().map(|(section, _)| section).collect();
+                let read = self.read(sections, |directory, section, sealed, decoder| {
+                    let Section::PackFrames(number) = section else {
+                        return Err(RunDamage::Inconsistent("no records of packs"));
+                    };
+                    directory.open_pack_frames(number, sealed, decoder)
+                });
+                let lists = read.await?;
+                Ok(lists
+                    .iter()
+                    .flat_map(|list| list.packs())
+                    .cloned()
+                    .collect())
+            })
+            .buffered(READ_AHEAD)
+            .and_then(move |packs: Vec<PackFrames>| {
+                let mut follows = true;
+                for pack in &packs {
+                    let place = PackFrames::place_of(&pack.name);
+                    follows &= last.is_none_or(|last| last < place);
+                    last = Some(place);
+                }
+                ready(match follows {
+                    true => Ok(packs),
+                    false => Err(ContentError::damaged(
+                        &self.key,
+                        "its packs are not in order",
+                    )),
+                })
+            })
+            .boxed()
+    }
+
+    /// Returns the names of all packs that the run names, in order.
+    ///
+    /// # Errors
+    /// Those of [`OpenedRun::find`].
+    pub async fn pack_names(&self) -> Result<Vec<PackName>, ContentError> {
+        self.hold_names(0..self.directory.names_count()).await?;
+        let parts = self.names.lock();
+        let names = parts.iter().flatten().flat_map(|part| part.names());
+        let names: Vec<PackName> = names.copied().collect();
+        match names.is_sorted_by(|one, other| one < other) {
+            true => Ok(names),
+            false => Err(ContentError::damaged(
+                &self.key,
+                "its names are not in order",
+            )),
+        }
+    }
+
+    /// Returns the blocks that may have records of `range`, in order, by requests.
+    async fn requests_of(
+        &self,
+        range: RangeInclusive<Prefix>,
+    ) -> Result<Vec<Vec<Wanted>>, ContentError> {
+        let first = self.directory.fences_of(range.start()).start;
+        let end = self.directory.fences_of(range.end()).end;
+        self.hold_fences(first..end).await?;
+        let blocks = self.blocks_of(first..end, &range);
+        Ok(joined(blocks, |wanted| wanted.bytes.clone()))
+    }
+
+    /// Returns all blocks of these fences that may have records of `range`, in order.
+    fn blocks_of(
+        &self,
+        numbers: std::ops::Range<u32>,
+        range: &RangeInclusive<Prefix>,
+    ) -> Vec<Wanted> {
+        let fences = self.fences.lock();
+        let mut blocks = Vec::new();
+        for number in numbers {
+            let Some(part) = &fences[number as usize] else {
+                continue;
+            };
+            let (first, end) = (
+                part.blocks_of(range.start()).start,
+                part.blocks_of(range.end()).end,
+            );
+            let places =
+                (first..end).filter_map(|block| self.directory.block_range(number, part, block));
+            blocks.extend(places.map(|(section, bytes)| Wanted {
+                section,
+                bytes,
+                prefixes: 0..0,
+            }));
+        }
+        blocks
+    }
+
+    /// Returns the records of a range in blocks that lie side by side.
+    async fn records_in(
+        &self,
+        wanted: Vec<Wanted>,
+        range: &RangeInclusive<Prefix>,
+    ) -> Result<Vec<Record>, ContentError> {
+        let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else {
+            return Ok(Vec::new());
+        };
+        let span = first.bytes.start..last.bytes.end;
+        debug_assert!(span.end - span.start <= REQUEST_BYTES, "as joined");
+        let bytes = self.store.link.get_range(&self.key, span.clone()).await?;
+        let sealed = wanted.iter().map(|wanted| {
+            let sealed = part(&bytes, span.start, wanted.bytes.clone());
+            (wanted.section, sealed)
+        });
+        let blocks = self
+            .decode(sealed.collect(), |directory, section, sealed, decoder| {
+                directory.open_block(section, sealed, decoder)
+            })
+            .await?;
+        let records: Vec<Record> = blocks
+            .iter()
+            .flat_map(|block| block.records())
+            .copied()
+            .collect();
+        match records.is_sorted_by(|one, other| one < other) {
+            true => Ok(records
+                .into_iter()
+                .filter(|record| range.contains(&record.prefix))
+                .collect()),
+            false => Err(ContentError::damaged(
+                &self.key,
+                "its records are not in order",
+            )),
+        }
+    }
+}

@@ -23,7 +23,7 @@ use clap::{Parser, ValueEnum};
 /// nothing else to do.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// mariadb, stream, files, latency, micro, index, or all
+    /// mariadb, stream, files, latency, micro, index, runs, or all
     #[arg(required = true)]
     suites: Vec<String>,
     /// Runs of each step

@@ -273,6 +273,17 @@ impl ContentStore {
         self.shared.catalog.open_run(reference).await
     }
 
+    /// Makes exactly these runs part of what reads look up. A run is opened by two requests; its
+    /// records are read when they are asked for. Only reads ask runs: writers do not match them.
+    ///
+    /// Cancel safety: dropped, it has changed nothing.
+    ///
+    /// # Errors
+    /// Those of [`ContentStore::open_run`].
+    pub async fn load_runs(&self, runs: &[RunRef]) -> Result<(), ContentError> {
+        self.shared.catalog.load_runs(runs).await
+    }
+
     /// Returns all copies of the blob with this prefix in the packs of
     /// [`ContentStore::load_packs`], which are in memory. An index that
     /// [`ContentStore::load_index`] has loaded from files is not asked.

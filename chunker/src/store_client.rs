@@ -7,7 +7,7 @@
 use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bkfs_store::entropy::Entropy;
@@ -178,6 +178,34 @@ impl StoreClient {
             ));
         }
         Ok(bytes)
+    }
+
+    /// Reads the last bytes of an object: `length` of them, or all if it has less. Returns them with
+    /// the length of the object.
+    ///
+    /// # Errors
+    /// Those of [`StoreClient::get`], and [`ContentError::Damaged`] if the store returns another
+    /// length.
+    pub(crate) async fn get_tail(
+        &self,
+        key: &str,
+        length: u64,
+    ) -> Result<(Bytes, u64), ContentError> {
+        let whole = AtomicU64::new(0);
+        let read = || async {
+            let (tail, bytes) = self.store.get_tail(key, length).await?;
+            whole.store(bytes, Ordering::Relaxed);
+            Ok(tail)
+        };
+        let tail = self.read(key, read).await?;
+        let whole = whole.into_inner();
+        match tail.len() as u64 == length.min(whole) {
+            true => Ok((tail, whole)),
+            false => Err(ContentError::damaged(
+                key,
+                "the store gave another length than was asked for",
+            )),
+        }
     }
 
     async fn read<F, R>(&self, key: &str, request: F) -> Result<Bytes, ContentError>

@@ -23,8 +23,8 @@ use crate::measure::{anonymous_bytes, give_back_memory};
 use crate::targets::INDEX_MEMORY;
 
 /// Chunks per pack, and packs per table.
-const CHUNKS: u64 = 1024;
-const PACKS: u64 = 2048;
+pub(super) const CHUNKS: u64 = 1024;
+pub(super) const PACKS: u64 = 2048;
 
 /// Number of 16 KiB chunks in a TiB.
 const CHUNKS_PER_TIB: f64 = (1u64 << 26) as f64;
@@ -133,38 +133,43 @@ fn open_all(directory: &Path, tables: u64) -> Outcome<Vec<Table<Counted>>> {
 }
 
 /// Returns the prefix of a chunk, always the same for the same numbers.
-fn prefix(table: u64, chunk: u64) -> Prefix {
+pub(super) fn prefix(table: u64, chunk: u64) -> Prefix {
     let mut numbers =
         Numbers(table.wrapping_mul(0x1_0000_0001).wrapping_add(chunk) ^ 0x5851_f42d_4c95_7f2d);
     let number = u128::from(numbers.draw()) << 64 | u128::from(numbers.draw());
     Prefix(number.to_le_bytes())
 }
 
+/// Returns a synthetic pack of a table.
+pub(super) fn pack(table: u64, sequence: u64) -> PackRecord {
+    let mut footer = FooterBuilder::new();
+    let chunks: Vec<u64> = (sequence * CHUNKS..(sequence + 1) * CHUNKS).collect();
+    for frame in chunks.chunks(8) {
+        let blobs = frame
+            .iter()
+            .map(|&chunk| (Kind::Chunk, 16_384, prefix(table, chunk)));
+        footer.push(57_000, blobs.collect::<Vec<_>>());
+    }
+    let footer = footer
+        .finish()
+        .expect("the pack is within the bounds of packs");
+    PackRecord {
+        name: PackName {
+            session: table,
+            sequence: sequence as u32,
+            random: 1,
+        },
+        class: Class::DataPack,
+        length: footer.pack_length(21_000),
+        header: [0; HEADER_LEN],
+        footer,
+    }
+}
+
 fn table(number: u64) -> Vec<u8> {
     let mut builder = TableBuilder::new();
-    for pack in 0..PACKS {
-        let mut footer = FooterBuilder::new();
-        let chunks: Vec<u64> = (pack * CHUNKS..(pack + 1) * CHUNKS).collect();
-        for frame in chunks.chunks(8) {
-            let blobs = frame
-                .iter()
-                .map(|&chunk| (Kind::Chunk, 16_384, prefix(number, chunk)));
-            footer.push(57_000, blobs.collect::<Vec<_>>());
-        }
-        let footer = footer
-            .finish()
-            .expect("the pack is within the bounds of packs");
-        builder.push(PackRecord {
-            name: PackName {
-                session: number,
-                sequence: pack as u32,
-                random: 1,
-            },
-            class: Class::DataPack,
-            length: footer.pack_length(21_000),
-            header: [0; HEADER_LEN],
-            footer,
-        });
+    for sequence in 0..PACKS {
+        builder.push(pack(number, sequence));
     }
     builder.finish(&key(number))
 }

@@ -8,17 +8,19 @@ mod index;
 mod latency;
 mod mariadb;
 mod micro;
+mod runs;
 mod stream;
 
 /// A function that runs a suite with its context.
 pub type Suite = fn(&mut Context) -> Outcome<()>;
 
 /// Every suite, in the order in which `all` runs them.
-pub const SUITES: [(&str, Suite); 6] = [
+pub const SUITES: [(&str, Suite); 7] = [
     ("mariadb", mariadb::run),
     ("stream", stream::run),
     ("files", files::run),
     ("latency", latency::run),
     ("micro", micro::run),
     ("index", index::run),
+    ("runs", runs::run),
 ];

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::loaded::{Candidate, DamagedTable, Loaded, Location, name_of};
-use super::{Catalog, CatalogTables, PackLocation};
+use super::{Catalog, CatalogTables, PackLocation, RunSearch};
 use crate::error::ContentError;
 use crate::id::{Id, Prefix};
 use crate::index::{self, TableError};
@@ -96,6 +96,21 @@ impl Catalog {
             Ok(found.into_iter().map(|(_, candidate)| candidate).collect())
         };
         self.answer(look).await
+    }
+
+    /// Returns the next copies of a blob that only runs lead to, or `None`; see
+    /// [`RunIndex::next_copies`](super::learned::RunIndex::next_copies).
+    pub(crate) async fn next_by_runs(
+        &self,
+        id: &Id,
+        search: &mut RunSearch,
+    ) -> Result<Option<Vec<Candidate>>, ContentError> {
+        self.runs.next_copies(&id.prefix(), search).await
+    }
+
+    /// Forgets what was learned of a pack, which is gone.
+    pub(crate) fn forget_learned(&self, pack: &PackName) {
+        self.runs.forget(pack);
     }
 
     /// Returns all copies of a blob, those in condemned packs and damaged frames included.

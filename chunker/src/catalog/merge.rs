@@ -23,7 +23,7 @@ use crate::error::ContentError;
 use crate::id::Prefix;
 use crate::index::PackRecord;
 use crate::pack::PackName;
-use crate::run::{PackFrames, Record, RunWriter};
+use crate::run::{PackFrames, RUN_BYTES_MAX, Record, RunWriter};
 
 /// What is merged.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ pub async fn merge(
             kind: record.kind,
         });
         added.map_err(|_| ContentError::Internal("a merge adds records out of order"))?;
-        take_from(&mut writer, &mut body);
+        take_from(&mut writer, &mut body)?;
     }
     let place = |pack: &PackFrames| PackFrames::place_of(&pack.name);
     let mut packs = Merged::of(packs, place).await?;
@@ -112,21 +112,30 @@ pub async fn merge(
         }
         let added = writer.push_pack(&pack);
         added.map_err(|_| ContentError::Internal("a merge adds packs out of order"))?;
-        take_from(&mut writer, &mut body);
+        take_from(&mut writer, &mut body)?;
     }
     let ended = writer.finish();
-    ended.map_err(|_| ContentError::Invalid("a range with more than one run may hold"))?;
-    take_from(&mut writer, &mut body);
+    ended.map_err(|_| TOO_MUCH)?;
+    take_from(&mut writer, &mut body)?;
     Ok(body)
 }
 
 /// Takes what the writer has made, if it has made anything.
-fn take_from(writer: &mut RunWriter, body: &mut Vec<Bytes>) {
+///
+/// # Errors
+/// [`ContentError::Invalid`] if the run has become too long.
+fn take_from(writer: &mut RunWriter, body: &mut Vec<Bytes>) -> Result<(), ContentError> {
     let made = writer.take();
     if !made.is_empty() {
         body.push(Bytes::from(made));
     }
+    match writer.length() <= RUN_BYTES_MAX {
+        true => Ok(()),
+        false => Err(TOO_MUCH),
+    }
 }
+
+const TOO_MUCH: ContentError = ContentError::Invalid("a range with more than one run may hold");
 
 /// Returns the records of packs in a range, in order.
 fn records_of(packs: &[PackRecord], range: &RangeInclusive<Prefix>) -> Vec<RunRecord> {

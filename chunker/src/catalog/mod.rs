@@ -6,6 +6,7 @@
 //! of the tables, and `many` the look-ups of many blobs at once.
 
 mod files;
+mod learned;
 mod loaded;
 mod lookup;
 mod many;
@@ -30,6 +31,8 @@ use crate::workers::{Scratch, Workers};
 
 use files::TableBytes;
 pub(crate) use files::TableFiles;
+use learned::RunIndex;
+pub(crate) use learned::RunSearch;
 pub(crate) use loaded::{Candidate, DamagedTable, Loaded, Location};
 pub use many::{ListedCopies, ListedCopy};
 pub use merge::{MergeInput, NewRun, merge};
@@ -94,7 +97,8 @@ pub(crate) struct Catalog {
     quarantine: RwLock<HashSet<PackLocation>>,
     damaged: Mutex<HashSet<(PackName, u16)>>,
     recent: MemoryCache<PackName, Arc<Vec<PackRecord>>>,
-    run_blocks: Arc<BlockCache>,
+    /// Runs of version 2. Version 1 has none.
+    runs: RunIndex,
     /// Tables of new index objects that a root may list soon.
     staged: Mutex<Vec<Weak<Loaded>>>,
     loading: tokio::sync::Mutex<()>,
@@ -118,6 +122,12 @@ impl Catalog {
         link: Arc<StoreClient>,
         fetch_gate: Arc<ByteGate>,
     ) -> Self {
+        let runs = RunIndex::new(RunStore {
+            link: Arc::clone(&link),
+            keyring: keyring.clone(),
+            workers: workers.clone(),
+            blocks: Arc::new(BlockCache::new(RUN_BLOCKS_BYTES)),
+        });
         Self {
             files,
             keyring,
@@ -128,7 +138,7 @@ impl Catalog {
             quarantine: RwLock::default(),
             damaged: Mutex::default(),
             recent: MemoryCache::new(RECENT_BYTES),
-            run_blocks: Arc::new(BlockCache::new(RUN_BLOCKS_BYTES)),
+            runs,
             staged: Mutex::default(),
             loading: tokio::sync::Mutex::new(()),
             mended: Mutex::default(),
@@ -137,13 +147,13 @@ impl Catalog {
 
     /// Opens a run, for look-ups in it alone.
     pub(crate) async fn open_run(&self, reference: RunRef) -> Result<OpenedRun, ContentError> {
-        let store = RunStore {
-            link: Arc::clone(&self.link),
-            keyring: self.keyring.clone(),
-            workers: self.workers.clone(),
-            blocks: Arc::clone(&self.run_blocks),
-        };
-        OpenedRun::open(store, reference).await
+        self.runs.open(reference).await
+    }
+
+    /// Makes the runs match a root's list; see
+    /// [`ContentStore::load_runs`](crate::content_store::ContentStore::load_runs).
+    pub(crate) async fn load_runs(&self, list: &[RunRef]) -> Result<(), ContentError> {
+        self.runs.load(list).await
     }
 
     fn state(&self) -> Arc<CatalogTables> {

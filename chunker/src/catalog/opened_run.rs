@@ -36,8 +36,11 @@ pub use scan::Records;
 /// [`RUN_BYTES_MAX`] take about 120 KiB.
 const END_BYTES: u64 = 256 << 10;
 
-/// The most bytes of one request.
+/// The most bytes of a request for several parts.
 const REQUEST_BYTES: u64 = 1 << 20;
+
+/// The most parts of one request: as many blocks take about 5 MiB once they are decoded.
+const REQUEST_PARTS: usize = 64;
 
 /// Parts that are no further apart than this are fetched by one request. So many bytes arrive in
 /// about the time of one further request.
@@ -46,8 +49,12 @@ const GAP_BYTES: u64 = 64 << 10;
 /// How many requests of one look-up wait for their answers concurrently.
 const REQUESTS_AT_ONCE: usize = 8;
 
-/// Bytes of memory that a record of a decoded block takes.
+/// The most blocks that have records of one prefix: about 20,000 copies of a blob.
+const BLOCKS_PER_PREFIX: usize = 8;
+
+/// Bytes of memory that a record of a decoded block takes, and a block without its records.
 const RECORD_BYTES: u64 = size_of::<Record>() as u64;
+const BLOCK_BYTES: u64 = 128;
 
 /// A run as a root names it.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -73,12 +80,16 @@ pub struct RunRecord {
     pub kind: Kind,
 }
 
-/// Blocks of all runs, decoded.
-pub(crate) type BlockCache = MemoryCache<(PackName, u32), Arc<Block>>;
+/// Blocks of all runs, decoded, by the identity of the run and their number.
+pub(super) type BlockCache = MemoryCache<(Identity, u32), Arc<Block>>;
+
+/// A hash of the header of a run, which has fresh randomness. Another run under the same name has
+/// another one.
+type Identity = [u8; 32];
 
 /// What all look-ups in runs share.
 #[derive(Clone, Debug)]
-pub(crate) struct RunStore {
+pub(super) struct RunStore {
     pub(crate) link: Arc<StoreClient>,
     pub(crate) keyring: Keyring,
     pub(crate) workers: Workers,
@@ -90,6 +101,7 @@ pub(crate) struct RunStore {
 pub struct OpenedRun {
     reference: RunRef,
     key: String,
+    identity: Identity,
     store: RunStore,
     directory: Arc<Directory>,
     fences: Parts<Fences>,
@@ -114,6 +126,8 @@ struct Filters {
 struct Wanted {
     section: Section,
     bytes: Range<u64>,
+    /// The first 8 bytes of the first prefix, as the fences say.
+    head: u64,
     prefixes: Range<usize>,
 }
 
@@ -122,7 +136,7 @@ impl OpenedRun {
     ///
     /// # Errors
     /// [`ContentError::Damaged`] if they do not open, and those of [`StoreClient::get_range`].
-    pub(crate) async fn open(store: RunStore, reference: RunRef) -> Result<Self, ContentError> {
+    pub(super) async fn open(store: RunStore, reference: RunRef) -> Result<Self, ContentError> {
         let key = reference.name.key(Class::Run);
         let damaged = |error: RunDamage| ContentError::damaged(&key, error);
         let total = reference.bytes;
@@ -152,6 +166,7 @@ impl OpenedRun {
         }
         let header = header.first_chunk::<HEADER_LEN>();
         let header = header.ok_or_else(|| ContentError::damaged(&key, "truncated"))?;
+        let identity = *blake3::hash(header).as_bytes();
         let opener = store.keyring.object_opener(Class::Run, &key, header);
         let opener = opener.map_err(|error| ContentError::unopened(&key, error))?;
         let sealed = part(&end, start, directory_start..directory_end);
@@ -174,6 +189,7 @@ impl OpenedRun {
         let names = vec![None; directory.names_count() as usize];
         Ok(Self {
             reference,
+            identity,
             store,
             directory: Arc::new(directory),
             fences: Mutex::new(fences),
@@ -181,6 +197,11 @@ impl OpenedRun {
             filters: Mutex::default(),
             key,
         })
+    }
+
+    /// Returns the reference by which a root names the run.
+    pub fn reference(&self) -> RunRef {
+        self.reference
     }
 
     /// Returns what the run says of itself.
@@ -211,10 +232,13 @@ impl OpenedRun {
             .await?;
         let all = listed[first..].iter().zip(all);
         let all = all.map(|((level, fences), filter)| (*level, *fences, filter));
-        *self.filters.lock() = Filters {
-            from: Some(from),
-            all: all.collect(),
-        };
+        let all: Vec<(u8, u32, LevelFilter)> = all.collect();
+        let mut filters = self.filters.lock();
+        // Another caller may have read more meanwhile.
+        if filters.from.is_none_or(|have| from < have) {
+            let from = Some(from);
+            *filters = Filters { from, all };
+        }
         Ok(())
     }
 
@@ -255,10 +279,12 @@ impl OpenedRun {
             .iter()
             .flat_map(|prefix| self.directory.fences_of(prefix));
         self.hold_fences(numbers).await?;
-        let requests = joined(self.wanted(&asked), |wanted| wanted.bytes.clone());
+        let requests = joined(self.wanted(&asked)?, |wanted| wanted.bytes.clone());
         let asked = &asked;
-        let found: Vec<Vec<Record>> = futures::stream::iter(requests)
-            .map(|wanted| self.look_up(wanted, asked))
+        let looks = requests
+            .into_iter()
+            .map(|wanted| self.look_up(wanted, asked));
+        let found: Vec<Vec<Record>> = futures::stream::iter(looks.collect::<Vec<_>>())
             .buffered(REQUESTS_AT_ONCE)
             .try_collect()
             .await?;
@@ -289,31 +315,56 @@ impl OpenedRun {
     }
 
     /// Returns the blocks that may hold these prefixes, in order. All fences are in memory.
-    fn wanted(&self, prefixes: &[Prefix]) -> Vec<Wanted> {
+    fn wanted(&self, prefixes: &[Prefix]) -> Result<Vec<Wanted>, ContentError> {
         let fences = self.fences.lock();
         let mut wanted: Vec<Wanted> = Vec::new();
         for (place, prefix) in prefixes.iter().enumerate() {
+            // Blocks of a prefix are in order, and begin at the last block of the one before it or
+            // later.
+            let mut known = wanted.len().saturating_sub(BLOCKS_PER_PREFIX);
+            let mut blocks = 0;
             for number in self.directory.fences_of(prefix) {
                 let Some(part) = &fences[number as usize] else {
                     continue;
                 };
                 for block in part.blocks_of(prefix) {
-                    let range = self.directory.block_range(number, part, block);
-                    let Some((section, bytes)) = range else {
+                    blocks += 1;
+                    if blocks > BLOCKS_PER_PREFIX {
+                        let what = "one blob has too many copies";
+                        return Err(ContentError::damaged(&self.key, what));
+                    }
+                    let Some(mut one) = self.block(number, part, block) else {
                         continue;
                     };
-                    match wanted.iter_mut().rev().find(|one| one.section == section) {
+                    while known < wanted.len() && wanted[known].bytes.start < one.bytes.start {
+                        known += 1;
+                    }
+                    debug_assert!(
+                        (wanted.last()).is_none_or(|last| last.bytes.start <= one.bytes.start),
+                        "blocks are in order"
+                    );
+                    match wanted.get_mut(known) {
                         Some(one) => one.prefixes.end = place + 1,
-                        None => wanted.push(Wanted {
-                            section,
-                            bytes,
-                            prefixes: place..place + 1,
-                        }),
+                        None => {
+                            one.prefixes = place..place + 1;
+                            wanted.push(one);
+                        }
                     }
                 }
             }
         }
-        wanted
+        Ok(wanted)
+    }
+
+    /// Returns a block of these fences, wanted for no prefix.
+    fn block(&self, number: u32, fences: &Fences, block: usize) -> Option<Wanted> {
+        let (section, bytes) = self.directory.block_range(number, fences, block)?;
+        Some(Wanted {
+            section,
+            bytes,
+            head: fences.head(block)?,
+            prefixes: 0..0,
+        })
     }
 
     /// Returns the records that these blocks, which lie close together, have of the prefixes.
@@ -332,40 +383,52 @@ impl OpenedRun {
 
     /// Returns these blocks, from the cache or by one request.
     async fn read_blocks(&self, wanted: &[Wanted]) -> Result<Vec<Arc<Block>>, ContentError> {
-        let cached = |wanted: &Wanted| match wanted.section {
-            Section::Block(number) => self.store.blocks.get(&(self.reference.name, number)),
-            _ => None,
+        let key = |wanted: &Wanted| match wanted.section {
+            Section::Block(number) => (self.identity, number),
+            _ => (self.identity, u32::MAX),
         };
+        let cached = |wanted: &Wanted| self.store.blocks.get(&key(wanted));
         let mut blocks: Vec<Option<Arc<Block>>> = wanted.iter().map(cached).collect();
-        let missing: Vec<usize> = (0..blocks.len())
-            .filter(|place| blocks[*place].is_none())
-            .collect();
-        if let (Some(first), Some(last)) = (missing.first(), missing.last()) {
-            let span = wanted[*first].bytes.start..wanted[*last].bytes.end;
-            let bytes = self.store.link.get_range(&self.key, span.clone()).await?;
-            let sealed = missing.iter().map(|place| {
-                let wanted = &wanted[*place];
-                (
-                    wanted.section,
-                    part(&bytes, span.start, wanted.bytes.clone()),
-                )
-            });
-            let opened = self
-                .decode(sealed.collect(), |directory, section, sealed, decoder| {
-                    directory.open_block(section, sealed, decoder)
-                })
-                .await?;
-            for (place, block) in missing.into_iter().zip(opened) {
-                let block = Arc::new(block);
-                if let Section::Block(number) = wanted[place].section {
-                    let bytes = block.records().len() as u64 * RECORD_BYTES;
-                    let name = (self.reference.name, number);
-                    self.store.blocks.put(name, bytes, Arc::clone(&block));
+        let missing = || {
+            wanted
+                .iter()
+                .zip(&blocks)
+                .filter(|(_, block)| block.is_none())
+        };
+        let missing: Vec<Wanted> = missing().map(|(wanted, _)| wanted.clone()).collect();
+        let mut fresh = self.fetch_blocks(missing).await?.into_iter();
+        for (wanted, block) in wanted.iter().zip(&mut blocks) {
+            if block.is_none() {
+                let read = fresh.next().map(Arc::new);
+                if let Some(read) = &read {
+                    let bytes = read.records().len() as u64 * RECORD_BYTES + BLOCK_BYTES;
+                    self.store.blocks.put(key(wanted), bytes, Arc::clone(read));
                 }
-                blocks[place] = Some(block);
+                *block = read;
             }
         }
         Ok(blocks.into_iter().flatten().collect())
+    }
+
+    /// Reads these blocks by one request.
+    async fn fetch_blocks(&self, wanted: Vec<Wanted>) -> Result<Vec<Block>, ContentError> {
+        let parts = wanted
+            .iter()
+            .map(|wanted| (wanted.section, wanted.bytes.clone()));
+        let blocks = self
+            .fetch(parts.collect(), |directory, section, sealed, decoder| {
+                directory.open_block(section, sealed, decoder)
+            })
+            .await?;
+        let head_of = |block: &Block| block.records().first().map(|record| record.prefix.head());
+        let mut pairs = wanted.iter().zip(&blocks);
+        match pairs.all(|(wanted, block)| head_of(block) == Some(wanted.head)) {
+            true => Ok(blocks),
+            false => Err(ContentError::damaged(
+                &self.key,
+                "a block begins with another prefix than its fences say",
+            )),
+        }
     }
 
     /// Reads the names of these numbers, if they are not in memory.
@@ -396,9 +459,9 @@ impl OpenedRun {
         self.hold_names(records.iter().map(|record| place_of(record).0))
             .await?;
         let names = self.names.lock();
-        let named = records.iter().filter_map(|record| {
+        let named = records.iter().map(|record| {
             let (number, place) = place_of(record);
-            let part = names[number as usize].as_ref()?;
+            let part = names.get(number as usize)?.as_ref()?;
             Some(RunRecord {
                 prefix: record.prefix,
                 pack: *part.names().get(place)?,
@@ -407,7 +470,8 @@ impl OpenedRun {
                 kind: record.kind,
             })
         });
-        Ok(named.collect())
+        let named: Option<Vec<RunRecord>> = named.collect();
+        named.ok_or_else(|| ContentError::damaged(&self.key, "a record of a pack without a name"))
     }
 
     /// Reads parts other than blocks, in order, by as few requests as possible, and opens them.
@@ -424,37 +488,46 @@ impl OpenedRun {
             Some((section, range))
         });
         let requests = joined(parts.collect(), |(_, range)| range.clone());
-        let read: Vec<Vec<T>> = futures::stream::iter(requests)
-            .map(async |parts| {
-                let span = parts[0].1.start..parts[parts.len() - 1].1.end;
-                let bytes = self.store.link.get_range(&self.key, span.clone()).await?;
-                let sealed = parts
-                    .into_iter()
-                    .map(|(section, range)| (section, part(&bytes, span.start, range)));
-                self.decode(sealed.collect(), open).await
-            })
+        let reads = requests.into_iter().map(|parts| self.fetch(parts, open));
+        let read: Vec<Vec<T>> = futures::stream::iter(reads.collect::<Vec<_>>())
             .buffered(REQUESTS_AT_ONCE)
             .try_collect()
             .await?;
         Ok(read.into_iter().flatten().collect())
     }
 
-    /// Opens parts as they are stored, on a worker.
-    async fn decode<T: Send + 'static>(
+    /// Reads parts that lie close together by one request, and opens them on a worker. What does not
+    /// open is read once more, since an answer may be damaged on its way.
+    async fn fetch<T: Send + 'static>(
         &self,
-        sealed: Vec<(Section, Bytes)>,
-        open: impl Fn(&Directory, Section, &[u8], &mut Decoder) -> Result<T, RunDamage> + Send + 'static,
+        parts: Vec<(Section, Range<u64>)>,
+        open: impl Fn(&Directory, Section, &[u8], &mut Decoder) -> Result<T, RunDamage>
+        + Copy
+        + Send
+        + 'static,
     ) -> Result<Vec<T>, ContentError> {
-        let directory = Arc::clone(&self.directory);
-        let job = move |scratch: &mut Scratch| {
-            let decoder = scratch.frame_decoder.decoder();
-            let opened = sealed
-                .iter()
-                .map(|(section, sealed)| open(&directory, *section, sealed, decoder));
-            opened.collect::<Result<Vec<T>, RunDamage>>()
+        let (Some((_, first)), Some((_, last))) = (parts.first(), parts.last()) else {
+            return Ok(Vec::new());
         };
-        let opened = self.store.workers.run(job).await?;
-        opened.map_err(|error| ContentError::damaged(&self.key, error))
+        let span = first.start..last.end;
+        let mut is_repeated = false;
+        loop {
+            let bytes = self.store.link.get_range(&self.key, span.clone()).await?;
+            let (directory, parts) = (Arc::clone(&self.directory), parts.clone());
+            let start = span.start;
+            let job = move |scratch: &mut Scratch| {
+                let decoder = scratch.frame_decoder.decoder();
+                let opened = parts.into_iter().map(|(section, range)| {
+                    open(&directory, section, &part(&bytes, start, range), decoder)
+                });
+                opened.collect::<Result<Vec<T>, RunDamage>>()
+            };
+            match self.store.workers.run(job).await? {
+                Ok(opened) => return Ok(opened),
+                Err(_) if !is_repeated => is_repeated = true,
+                Err(error) => return Err(ContentError::damaged(&self.key, error)),
+            }
+        }
     }
 }
 
@@ -479,16 +552,19 @@ fn part(bytes: &Bytes, start: u64, range: Range<u64>) -> Bytes {
     }
 }
 
-/// Groups parts, which are in order, into requests: parts that are close together, and at most
-/// [`REQUEST_BYTES`] of them.
+/// Groups parts, which are in order, into requests: parts that are close together, at most
+/// [`REQUEST_PARTS`] of them and [`REQUEST_BYTES`], or one that is longer.
 fn joined<T>(parts: Vec<T>, range_of: impl Fn(&T) -> Range<u64>) -> Vec<Vec<T>> {
     let mut requests: Vec<Vec<T>> = Vec::new();
     let mut span = 0..0;
     for part in parts {
         let range = range_of(&part);
-        let is_near =
-            range.start <= span.end + GAP_BYTES && range.end - span.start <= REQUEST_BYTES;
-        match requests.last_mut().filter(|_| is_near) {
+        let fits = |request: &&mut Vec<T>| {
+            request.len() < REQUEST_PARTS
+                && range.start <= span.end + GAP_BYTES
+                && range.end - span.start <= REQUEST_BYTES
+        };
+        match requests.last_mut().filter(fits) {
             Some(request) => {
                 request.push(part);
                 span.end = range.end;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::ContentStore;
+use crate::catalog::RunSearch;
 use crate::chunking::segment::{self, Segment};
 use crate::error::ContentError;
 use crate::extent::{Piece, Target};
@@ -272,6 +273,7 @@ struct Search {
     sources: VecDeque<Source>,
     error: Option<ContentError>,
     found: Option<Bytes>,
+    by_runs: RunSearch,
 }
 
 impl Reader {
@@ -284,6 +286,9 @@ impl Reader {
         loop {
             let (asked, sources) = next_sources(&mut searches);
             if sources.is_empty() {
+                if self.ask_runs(&mut searches).await {
+                    continue;
+                }
                 break;
             }
             let keys: Vec<(FrameKey, u16)> = sources.iter().map(Source::place).collect();
@@ -311,6 +316,7 @@ impl Reader {
             sources: VecDeque::new(),
             error: None,
             found: None,
+            by_runs: RunSearch::default(),
         };
         self.search_pending(&mut search);
         if search.found.is_some() {
@@ -325,6 +331,35 @@ impl Reader {
             Err(error) => search.error = Some(error),
         }
         search
+    }
+
+    /// Finds further copies of the blobs that were not found, by runs. Returns false if there are
+    /// none. Ends when the store fails, since each look-up would wait for it.
+    async fn ask_runs(&self, searches: &mut [Search]) -> bool {
+        let mut has_more = false;
+        for search in searches.iter_mut().filter(|search| search.found.is_none()) {
+            loop {
+                let next = self.catalog.next_by_runs(&search.id, &mut search.by_runs);
+                match next.await {
+                    Ok(Some(found)) => {
+                        let found = found.into_iter().map(Box::new);
+                        search.sources.extend(found.map(Source::Bucket));
+                        has_more = true;
+                    }
+                    Ok(None) => {}
+                    Err(error) => {
+                        let is_of_the_store = error.is_of_the_store();
+                        search.note(error);
+                        if is_of_the_store {
+                            return has_more;
+                        }
+                        continue;
+                    }
+                }
+                break;
+            }
+        }
+        has_more
     }
 
     /// Finds the copies of a blob that no root names yet.
@@ -365,11 +400,28 @@ impl Reader {
             Some(Err(error)) => error,
             None => ContentError::Internal("a fetch without an answer"),
         };
-        if matches!(error, ContentError::Damaged { .. }) {
-            self.link.counters.damaged.one();
-            self.catalog.note_damaged(key.0, key.1);
+        match &error {
+            ContentError::Damaged { .. } => {
+                self.link.counters.damaged.one();
+                self.catalog.note_damaged(key.0, key.1);
+            }
+            ContentError::Missing { .. } => self.catalog.forget_learned(&key.0),
+            _ => {}
         }
-        search.error.get_or_insert(error);
+        search.note(error);
+    }
+}
+
+impl Search {
+    /// Records why a copy cannot be read. An error that leaves open whether there is another copy
+    /// counts more than one of a copy.
+    fn note(&mut self, error: ContentError) {
+        let leaves_open = |error: &ContentError| error.leaves_open();
+        if error.leaves_open() && !self.error.as_ref().is_some_and(leaves_open) {
+            self.error = Some(error);
+        } else {
+            self.error.get_or_insert(error);
+        }
     }
 }
 

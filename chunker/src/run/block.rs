@@ -84,6 +84,9 @@ impl Block {
         let length = count.checked_mul(Record::LEN);
         let planes = length.and_then(|length| rest.split_at_checked(length));
         let (planes, rest) = planes.ok_or(super::SHORT)?;
+        if count == 0 {
+            return Err(RunDamage::Inconsistent("a block without records"));
+        }
         require_end(rest)?;
         let mut records = Vec::with_capacity(count);
         for row in 0..count {

@@ -17,10 +17,11 @@ use super::fence::places;
 use super::filter::LEVEL_MAX;
 use super::packs::NAMES_PER_BOX;
 use super::{
-    BLOCKS_PER_FENCE, BOX_RAW_MAX, Block, DIRECTORY_RAW_MAX, Fences, LevelFilter, Names,
-    PackFrames, PackFramesList, RUN_BYTES_MAX, RunDamage, require_end, take, take_u32, take_u64,
+    BLOCK_RAW_MAX, BLOCKS_MAX, BLOCKS_PER_FENCE, BOX_RAW_MAX, Block, DIRECTORY_RAW_MAX,
+    FILTER_BYTES_MAX, Fences, LevelFilter, Names, PACKS_MAX, PackFrames, PackFramesList,
+    RUN_BYTES_MAX, RunDamage, require_end, take, take_u32, take_u64,
 };
-use crate::codec::Decoder;
+use crate::codec::{CODED_HEAD_LEN, Decoder};
 use crate::crypto::{BOX_OVERHEAD, Class, HEADER_LEN, ObjectOpener};
 use crate::id::Prefix;
 use crate::pack::PackName;
@@ -88,13 +89,16 @@ impl Trailer {
         let mut rest = &bytes[..];
         let directory_length = take_u32(&mut rest)?;
         let fences_length = take_u32(&mut rest)?;
-        match rest == MAGIC {
-            true => Ok(Self {
-                directory_length,
-                fences_length,
-            }),
-            false => Err(RunDamage::Inconsistent("it does not end as a run")),
+        if rest != MAGIC {
+            return Err(RunDamage::Inconsistent("it does not end as a run"));
         }
+        if u64::from(directory_length) > longest_box(DIRECTORY_RAW_MAX) {
+            return Err(RunDamage::Inconsistent("the directory is too long"));
+        }
+        Ok(Self {
+            directory_length,
+            fences_length,
+        })
     }
 }
 
@@ -227,6 +231,8 @@ impl Contents {
             |first: u64| (self.range.start().head()..=self.range.end().head()).contains(&first);
         let order = |part: &FilterPart| (part.level, part.fences);
         !self.range.is_empty()
+            && self.packs <= PACKS_MAX
+            && blocks.clone().map(|blocks| blocks as u64).sum::<u64>() <= BLOCKS_MAX
             && blocks
                 .clone()
                 .all(|blocks| (1..=BLOCKS_PER_FENCE).contains(&blocks))
@@ -261,6 +267,11 @@ impl Contents {
     }
 }
 
+/// The greatest stored length of a box whose decoded form has at most this length, in bytes.
+fn longest_box(raw_max: u32) -> u64 {
+    u64::from(raw_max) + (CODED_HEAD_LEN + BOX_OVERHEAD) as u64
+}
+
 /// Removes a table with its count from `rest`.
 fn table<T>(
     rest: &mut &[u8],
@@ -277,6 +288,47 @@ fn table<T>(
 pub struct Directory {
     opener: ObjectOpener,
     contents: Contents,
+    starts: Starts,
+}
+
+/// Where each part of a run begins, and where the last one ends. In bytes from the start of the
+/// object.
+#[derive(Clone, Debug)]
+struct Starts {
+    /// The first block of each group: its number, and where it begins.
+    groups: Vec<(u32, u64)>,
+    pack_parts: Vec<u64>,
+    names: Vec<u64>,
+    filters: Vec<u64>,
+    fences: Vec<u64>,
+}
+
+impl Starts {
+    fn of(contents: &Contents) -> Self {
+        let mut end = HEADER_LEN as u64;
+        let mut number = 0;
+        let mut groups = Vec::with_capacity(contents.fences.len());
+        for part in &contents.fences {
+            groups.push((number, end));
+            number += part.blocks;
+            end += part.blocks_length;
+        }
+        let mut starts_of = |lengths: &mut dyn Iterator<Item = u32>| {
+            let mut starts = vec![end];
+            for length in lengths {
+                end += u64::from(length);
+                starts.push(end);
+            }
+            starts
+        };
+        Self {
+            groups,
+            pack_parts: starts_of(&mut contents.pack_parts.iter().map(|part| part.length)),
+            names: starts_of(&mut contents.names.iter().copied()),
+            filters: starts_of(&mut contents.filters.iter().map(|part| part.length)),
+            fences: starts_of(&mut contents.fences.iter().map(|part| part.length)),
+        }
+    }
 }
 
 impl Directory {
@@ -308,7 +360,11 @@ impl Directory {
             && u64::from(trailer.fences_length) == fences
             && ends == Some(length);
         match agrees {
-            true => Ok(Self { opener, contents }),
+            true => Ok(Self {
+                opener,
+                starts: Starts::of(&contents),
+                contents,
+            }),
             false => Err(RunDamage::Inconsistent(
                 "the directory and the length of the run disagree",
             )),
@@ -366,38 +422,15 @@ impl Directory {
     /// Returns the bytes of the object that a part other than a block occupies. None if there is no
     /// such part. [`Directory::block_range`] has those of blocks.
     pub fn range(&self, section: Section) -> Option<Range<u64>> {
-        let contents = &self.contents;
-        let blocks: u64 = contents.fences.iter().map(|part| part.blocks_length).sum();
-        let packs = contents.pack_parts.iter().map(|part| part.length);
-        let names = contents.names.iter().copied();
-        let filters = contents.filters.iter().map(|part| part.length);
-        let fences = contents.fences.iter().map(|part| part.length);
-        let (count, number) = match section {
+        let (starts, number) = match section {
             Section::Block(_) | Section::Directory => return None,
-            Section::PackFrames(number) => (packs.len(), number),
-            Section::Names(number) => (names.len(), number),
-            Section::Filter(number) => (filters.len(), number),
-            Section::Fences(number) => (fences.len(), number),
+            Section::PackFrames(number) => (&self.starts.pack_parts, number),
+            Section::Names(number) => (&self.starts.names, number),
+            Section::Filter(number) => (&self.starts.filters, number),
+            Section::Fences(number) => (&self.starts.fences, number),
         };
-        if number as usize >= count {
-            return None;
-        }
-        let (packs_before, names_before, filters_before) = match section {
-            Section::PackFrames(_) => (0, 0, 0),
-            Section::Names(_) => (packs.len(), 0, 0),
-            Section::Filter(_) => (packs.len(), names.len(), 0),
-            _ => (packs.len(), names.len(), filters.len()),
-        };
-        let index = packs_before + names_before + filters_before + number as usize;
-        let all = packs
-            .chain(names)
-            .chain(filters)
-            .chain(fences)
-            .map(u64::from);
-        let before: u64 = all.clone().take(index).sum();
-        let start = HEADER_LEN as u64 + blocks + before;
-        let length = all.into_iter().nth(index)?;
-        Some(start..start + length)
+        let number = number as usize;
+        Some(*starts.get(number)?..*starts.get(number + 1)?)
     }
 
     /// Returns the numbers of the fences whose blocks may hold a prefix.
@@ -414,10 +447,7 @@ impl Directory {
         fences: &Fences,
         block: usize,
     ) -> Option<(Section, Range<u64>)> {
-        let before = self.contents.fences.get(..number as usize)?;
-        let first: u32 = before.iter().map(|part| part.blocks).sum();
-        let start: u64 = before.iter().map(|part| part.blocks_length).sum();
-        let start = HEADER_LEN as u64 + start;
+        let (first, start) = *self.starts.groups.get(number as usize)?;
         let range = fences.range(block)?;
         let section = Section::Block(first + block as u32);
         Some((section, start + range.start..start + range.end))
@@ -446,7 +476,7 @@ impl Directory {
         sealed: &[u8],
         decoder: &mut Decoder,
     ) -> Result<Fences, RunDamage> {
-        let raw = self.open_box(Section::Fences(number), sealed, decoder)?;
+        let raw = self.open_box(Section::Fences(number), sealed, (BOX_RAW_MAX, decoder))?;
         let fences = Fences::decode(&raw)?;
         let part = self.contents.fences.get(number as usize);
         let agrees = |part: &FencePart| {
@@ -472,7 +502,8 @@ impl Directory {
         sealed: &[u8],
         decoder: &mut Decoder,
     ) -> Result<Block, RunDamage> {
-        let block = Block::decode(&self.open_box(section, sealed, decoder)?)?;
+        let raw = self.open_box(section, sealed, (BLOCK_RAW_MAX, decoder))?;
+        let block = Block::decode(&raw)?;
         let fits = |record: &super::Record| {
             self.contents.range.contains(&record.prefix) && record.pack < self.contents.packs
         };
@@ -492,7 +523,11 @@ impl Directory {
         sealed: &[u8],
         decoder: &mut Decoder,
     ) -> Result<Names, RunDamage> {
-        let names = Names::decode(&self.open_box(Section::Names(number), sealed, decoder)?)?;
+        let names = Names::decode(&self.open_box(
+            Section::Names(number),
+            sealed,
+            (BOX_RAW_MAX, decoder),
+        )?)?;
         let before = number as usize * NAMES_PER_BOX;
         let expected = (self.contents.packs as usize)
             .saturating_sub(before)
@@ -515,7 +550,11 @@ impl Directory {
         sealed: &[u8],
         decoder: &mut Decoder,
     ) -> Result<PackFramesList, RunDamage> {
-        PackFramesList::decode(&self.open_box(Section::PackFrames(number), sealed, decoder)?)
+        PackFramesList::decode(&self.open_box(
+            Section::PackFrames(number),
+            sealed,
+            (BOX_RAW_MAX, decoder),
+        )?)
     }
 
     /// Opens the filter of this number, as it is stored.
@@ -523,6 +562,9 @@ impl Directory {
     /// # Errors
     /// [`RunDamage`].
     pub fn open_filter(&self, number: u32, sealed: &[u8]) -> Result<LevelFilter, RunDamage> {
+        if sealed.len() > FILTER_BYTES_MAX + BOX_OVERHEAD {
+            return Err(RunDamage::Inconsistent("a filter is too long"));
+        }
         let mut room = Vec::new();
         let opened = (self.opener).open_box(Section::Filter(number).number(), sealed, &mut room)?;
         LevelFilter::open(opened).ok_or(RunDamage::Inconsistent("a filter leads out of bounds"))
@@ -532,14 +574,13 @@ impl Directory {
         &self,
         section: Section,
         sealed: &[u8],
-        decoder: &mut Decoder,
+        (raw_max, decoder): (u32, &mut Decoder),
     ) -> Result<Vec<u8>, RunDamage> {
-        let longest = BOX_RAW_MAX as usize + BOX_OVERHEAD;
-        if sealed.len() > longest {
+        if sealed.len() as u64 > longest_box(raw_max) {
             return Err(RunDamage::Inconsistent("a part is too long"));
         }
         let mut room = Vec::new();
         let payload = self.opener.open_box(section.number(), sealed, &mut room)?;
-        Ok(decoder.decode(payload, BOX_RAW_MAX)?)
+        Ok(decoder.decode(payload, raw_max)?)
     }
 }

@@ -3,9 +3,14 @@
 //! Owns the decoded form of a box of fences: `count u32`, the heads of the first prefixes as u64
 //! each, the stored lengths of the blocks as u32 each.
 
-use super::{RunDamage, require_end, take_u32};
+use super::{BLOCK_RAW_MAX, RunDamage, require_end, take_u32};
+use crate::codec::CODED_HEAD_LEN;
+use crate::crypto::BOX_OVERHEAD;
 use crate::id::Prefix;
 use std::ops::Range;
+
+/// The greatest stored length of a block, in bytes.
+const BLOCK_BYTES_MAX: u64 = BLOCK_RAW_MAX as u64 + (CODED_HEAD_LEN + BOX_OVERHEAD) as u64;
 
 /// Returns the places, sorted by the head of their first entry, where an entry with this head may
 /// be: those that begin with it, and the one before them.
@@ -56,10 +61,14 @@ impl Fences {
         let mut end = 0;
         let mut offsets = vec![end];
         let (lengths, _) = lengths.as_chunks::<4>();
-        offsets.extend(lengths.iter().map(|length| {
-            end += u64::from(u32::from_le_bytes(*length));
-            end
-        }));
+        for length in lengths {
+            let length = u64::from(u32::from_le_bytes(*length));
+            if length > BLOCK_BYTES_MAX {
+                return Err(RunDamage::Inconsistent("a block is too long"));
+            }
+            end += length;
+            offsets.push(end);
+        }
         Ok(Self { heads, offsets })
     }
 
@@ -71,6 +80,11 @@ impl Fences {
     /// Returns the first 8 bytes of the first block's first prefix. None if there is no block.
     pub(super) fn first(&self) -> Option<u64> {
         self.heads.first().copied()
+    }
+
+    /// Returns the first 8 bytes of the first prefix of a block. None if there is no such block.
+    pub fn head(&self, block: usize) -> Option<u64> {
+        self.heads.get(block).copied()
     }
 
     /// Returns the stored length of all blocks together, in bytes.

@@ -40,6 +40,19 @@ const BLOCKS_PER_FENCE: usize = 1024;
 /// The greatest decoded length of a box, in bytes. Pack records of the largest packs take most.
 const BOX_RAW_MAX: u32 = 1 << 20;
 
+/// The greatest decoded length of a block, in bytes: a block ends with the record that fills it.
+const BLOCK_RAW_MAX: u32 = (4 + BOX_RAW_BYTES + Record::LEN) as u32;
+
+/// The most blocks of a run. A run of [`RUN_BYTES_MAX`] has about 15,000.
+const BLOCKS_MAX: u64 = 1 << 16;
+
+/// The most packs that a run names: 128 TiB in packs of 16 MiB.
+const PACKS_MAX: u32 = 1 << 23;
+
+/// The greatest length of a filter, in bytes. That of a level with all prefixes of 1,024 blocks
+/// takes 6 MiB.
+const FILTER_BYTES_MAX: usize = 8 << 20;
+
 /// The greatest decoded length of the directory, in bytes.
 const DIRECTORY_RAW_MAX: u32 = 1 << 20;
 

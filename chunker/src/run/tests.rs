@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
+use super::directory::FencePart;
 use super::writer::Shape;
 use super::*;
 use crate::codec::{Decoder, Effort};
@@ -419,6 +420,67 @@ fn an_empty_run_is_read() {
     assert_eq!(read(&made.bytes).expect("whole"), (vec![], vec![], vec![]));
     let (found, blocks) = look_up(&made.bytes, &prefix(1)).expect("whole");
     assert!(found.is_empty() && blocks == 0);
+}
+
+/// Whoever has the password can seal anything. What is read is bounded all the same.
+#[test]
+fn forged_parts_are_bounded() {
+    let block =
+        |records: usize| [&(records as u32).to_le_bytes()[..], &vec![0; records * 25]].concat();
+    assert!(Block::decode(&block(0)).is_err(), "no records");
+    let fences = |length: u32| Fences::decode(&Fences::encode(&[(1, 100), (2, length)]));
+    assert!(fences(BLOCK_RAW_MAX).is_ok() && fences(BLOCK_RAW_MAX + 1000).is_err());
+    let trailer = |directory_length| {
+        let trailer = Trailer {
+            directory_length,
+            fences_length: 1,
+        };
+        Trailer::decode(&trailer.encode())
+    };
+    assert!(trailer(DIRECTORY_RAW_MAX).is_ok() && trailer(DIRECTORY_RAW_MAX + 1000).is_err());
+    let group = |blocks| FencePart {
+        head: 1,
+        blocks,
+        blocks_length: 1,
+        length: 1,
+    };
+    let contents = |groups: usize, packs: u32| {
+        let contents = Contents {
+            class: Class::DataPack,
+            range: everything(),
+            records: 1,
+            packs,
+            fences: vec![group(1024); groups],
+            pack_parts: Vec::new(),
+            names: vec![1; (packs as usize).div_ceil(4096)],
+            filters: Vec::new(),
+        };
+        Contents::decode(&contents.encode())
+    };
+    assert!(contents(64, PACKS_MAX).is_ok());
+    assert!(contents(65, 1).is_err(), "more blocks than a run has");
+    assert!(
+        contents(1, PACKS_MAX + 1).is_err(),
+        "more packs than a run names"
+    );
+}
+
+/// A block that decodes to more than a block has.
+#[test]
+fn a_block_of_too_many_records_is_refused() {
+    let records = |count| {
+        (0..count)
+            .map(|number| record(number, 9))
+            .collect::<Vec<_>>()
+    };
+    for count in [2000, 6000] {
+        let shape = Shape {
+            box_bytes: count as usize * 25,
+            blocks_per_fence: 1024,
+        };
+        let outcome = read(&make(records(count), 9, shape).bytes);
+        assert_eq!(outcome.is_ok(), count == 2000, "{count}");
+    }
 }
 
 /// The planes of a block, byte by byte.

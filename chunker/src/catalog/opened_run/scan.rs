@@ -8,14 +8,14 @@ use std::ops::RangeInclusive;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 
-use super::{OpenedRun, REQUEST_BYTES, RunRecord, Wanted, joined, part};
+use super::{OpenedRun, RunRecord, Wanted, joined};
 use crate::error::ContentError;
 use crate::id::Prefix;
 use crate::pack::PackName;
 use crate::run::{PackFrames, Record, RunDamage, Section};
 
-/// Number of requests of a scan that are under way or wait to be taken. Each takes up to
-/// [`REQUEST_BYTES`], and about three times as much once it is decoded.
+/// Number of requests of a scan that are under way or wait to be taken. The records of one take up to
+/// 8 MiB.
 const READ_AHEAD: usize = 4;
 
 /// Records of a run, in order, in batches.
@@ -77,17 +77,19 @@ impl OpenedRun {
             })
             .buffered(READ_AHEAD)
             .and_then(move |packs: Vec<PackFrames>| {
-                let mut follows = true;
+                let mut fits = true;
                 for pack in &packs {
                     let place = PackFrames::place_of(&pack.name);
-                    follows &= last.is_none_or(|last| last < place);
+                    fits &= last.is_none_or(|last| last < place)
+                        && pack.class == self.directory.class()
+                        && self.directory.prefixes().contains(&place);
                     last = Some(place);
                 }
-                ready(match follows {
+                ready(match fits {
                     true => Ok(packs),
                     false => Err(ContentError::damaged(
                         &self.key,
-                        "its packs are not in order",
+                        "its packs are not in order, or are those of another run",
                     )),
                 })
             })
@@ -136,17 +138,9 @@ impl OpenedRun {
             let Some(part) = &fences[number as usize] else {
                 continue;
             };
-            let (first, end) = (
-                part.blocks_of(range.start()).start,
-                part.blocks_of(range.end()).end,
-            );
-            let places =
-                (first..end).filter_map(|block| self.directory.block_range(number, part, block));
-            blocks.extend(places.map(|(section, bytes)| Wanted {
-                section,
-                bytes,
-                prefixes: 0..0,
-            }));
+            let first = part.blocks_of(range.start()).start;
+            let end = part.blocks_of(range.end()).end;
+            blocks.extend((first..end).filter_map(|block| self.block(number, part, block)));
         }
         blocks
     }
@@ -157,21 +151,7 @@ impl OpenedRun {
         wanted: Vec<Wanted>,
         range: &RangeInclusive<Prefix>,
     ) -> Result<Vec<Record>, ContentError> {
-        let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else {
-            return Ok(Vec::new());
-        };
-        let span = first.bytes.start..last.bytes.end;
-        debug_assert!(span.end - span.start <= REQUEST_BYTES, "as joined");
-        let bytes = self.store.link.get_range(&self.key, span.clone()).await?;
-        let sealed = wanted.iter().map(|wanted| {
-            let sealed = part(&bytes, span.start, wanted.bytes.clone());
-            (wanted.section, sealed)
-        });
-        let blocks = self
-            .decode(sealed.collect(), |directory, section, sealed, decoder| {
-                directory.open_block(section, sealed, decoder)
-            })
-            .await?;
+        let blocks = self.fetch_blocks(wanted).await?;
         let records: Vec<Record> = blocks
             .iter()
             .flat_map(|block| block.records())

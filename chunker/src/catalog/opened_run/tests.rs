@@ -7,6 +7,7 @@ use std::time::Duration;
 use bkfs_store::entropy::SystemEntropy;
 use bkfs_store::{MemoryStore, Operation, Store};
 use bkfs_testing::counting::{CountingStore, Tally};
+use bkfs_testing::fault::{Fault, FaultStore, Strike};
 
 use super::*;
 use crate::codec::Effort;
@@ -99,7 +100,11 @@ impl Bucket {
     }
 
     pub(in crate::catalog) fn empty() -> Self {
-        let counting = Arc::new(CountingStore::new(Arc::new(MemoryStore::new())));
+        Self::over(Arc::new(MemoryStore::new()))
+    }
+
+    fn over(store: Arc<dyn Store>) -> Self {
+        let counting = Arc::new(CountingStore::new(store));
         let link = StoreClient::new(
             Arc::clone(&counting) as Arc<dyn Store>,
             Arc::new(SystemEntropy),
@@ -127,6 +132,11 @@ impl Bucket {
         let put = self.counting.put_new(&name.key(Class::Run), body).await;
         put.expect("a store in memory takes it");
         RunRef { name, bytes }
+    }
+
+    async fn remove(&self, name: PackName) {
+        let removed = self.counting.delete(&name.key(Class::Run)).await;
+        removed.expect("a store in memory does");
     }
 
     /// Opens one of the runs.
@@ -300,6 +310,10 @@ async fn a_changed_byte_is_damage_wherever_it_lies() {
     let run = run_of(20_000, 1, 40);
     let length = run.len();
     let prefixes = sorted(0..20_000);
+    let unchanged = Bucket::with(run.clone()).await;
+    let unchanged = unchanged.open().await.expect("it opens");
+    let whole = unchanged.find(&prefixes).await.expect("read");
+    assert_eq!(whole.len(), 20_000);
     let mut places: Vec<usize> = (0..length).step_by(length / 60).collect();
     places.extend([0, HEADER_LEN - 1, length - 1, length - TRAILER_LEN]);
     for place in places {
@@ -313,7 +327,7 @@ async fn a_changed_byte_is_damage_wherever_it_lies() {
         };
         match outcome.await {
             // A part that no look-up reads: the records of packs.
-            Ok(found) => assert_eq!(found.len(), 20_000, "{place}"),
+            Ok(found) => assert!(found == whole, "{place}"),
             Err(ContentError::Damaged { object, .. }) => {
                 assert_eq!(object, NAME.key(Class::Run), "{place}");
             }
@@ -332,4 +346,67 @@ async fn a_changed_byte_is_damage_wherever_it_lies() {
             "{cut}: {error}"
         );
     }
+}
+
+#[tokio::test]
+async fn another_run_under_the_same_name_has_its_own_blocks() {
+    let bucket = Bucket::with(run_of(20_000, 1, 5_000)).await;
+    let run = bucket.open().await.expect("it opens");
+    let prefixes = sorted(0..20_000);
+    assert_eq!(run.find(&prefixes).await.expect("read").len(), 20_000);
+    // Whoever has the password may put another run in its place: one of fewer packs.
+    bucket.remove(NAME).await;
+    let key = NAME.key(Class::Run);
+    let sealer = keyring().object_sealer(Class::Run, &key, Features::NONE, [8; 32]);
+    let names = [pack(3)];
+    let mut writer = RunWriter::new(
+        sealer,
+        Class::DataPack,
+        everything(),
+        names,
+        Effort::Level(1),
+    );
+    for prefix in &prefixes {
+        let record = Record {
+            prefix: *prefix,
+            pack: 0,
+            frame: 1,
+            slot: 1,
+            kind: Kind::Chunk,
+        };
+        writer.push(record).expect("in order");
+    }
+    writer.finish().expect("small");
+    let reference = bucket.put(NAME, vec![Bytes::from(writer.take())]).await;
+    let run = bucket.open_run(reference).await;
+    let found = run.find(&prefixes).await.expect("read");
+    assert_eq!(found.len(), 20_000);
+    assert!(found.iter().all(|record| record.pack == pack(3)));
+}
+
+#[tokio::test]
+async fn more_copies_than_there_can_be_are_damage() {
+    let bucket = Bucket::with(run_of(2, 30_000, 31_000)).await;
+    let run = bucket.open().await.expect("it opens");
+    let error = run.find(&[prefix(1)]).await.expect_err("too many");
+    assert!(matches!(error, ContentError::Damaged { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn an_answer_that_is_damaged_on_its_way_is_read_again() {
+    let run = run_of(20_000, 1, 40);
+    let memory = Arc::new(MemoryStore::new());
+    let (key, body) = (NAME.key(Class::Run), vec![Bytes::from(run.clone())]);
+    let put = memory.put_new(&key, body).await;
+    put.expect("a store in memory takes it");
+    let faults = Arc::new(FaultStore::new(memory));
+    let mut bucket = Bucket::over(faults.clone());
+    bucket.reference.bytes = run.len() as u64;
+    let run = bucket.open().await.expect("it opens");
+    faults.plan(Strike::with(Fault::FlipBit(12_345)).on(Operation::GetRange));
+    let found = run
+        .find(&sorted(0..20_000))
+        .await
+        .expect("the second answer is right");
+    assert_eq!((found.len(), faults.struck()), (20_000, 1));
 }

@@ -8,6 +8,7 @@ mod delivered;
 mod faults;
 mod finishes;
 mod relying;
+mod runs;
 mod spooled;
 mod tables;
 mod verify;

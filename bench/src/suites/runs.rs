@@ -76,7 +76,8 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
     remove(&directory)
 }
 
-async fn measure(context: &mut Context, runs: u64, directory: &std::path::Path) -> Outcome<()> {
+/// Opens an empty bucket in a directory.
+async fn open_bucket(directory: &std::path::Path) -> Outcome<Bucket> {
     let url = format!("{}", directory.display()).parse()?;
     let store = open_store(&url, &StoreOptions::default()).await?;
     let secrets = Secrets::new([1; 32], [2; 32], [3; 32]);
@@ -84,11 +85,15 @@ async fn measure(context: &mut Context, runs: u64, directory: &std::path::Path) 
     let entropy = Arc::new(SystemEntropy);
     let config = ContentStoreConfig::default();
     let content_store = ContentStore::open(store.clone(), keyring.clone(), entropy, config)?;
-    let bucket = Bucket {
+    Ok(Bucket {
         store,
         keyring,
         content_store,
-    };
+    })
+}
+
+async fn measure(context: &mut Context, runs: u64, directory: &std::path::Path) -> Outcome<()> {
+    let bucket = open_bucket(directory).await?;
     let everything = Prefix([0; 16])..=Prefix([0xff; 16]);
     let mut references = Vec::new();
     for number in 0..runs {

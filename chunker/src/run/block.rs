@@ -5,7 +5,7 @@
 //! first planes of sorted prefixes and the last planes of numbers are alike, so that they compress;
 //! the rest of a prefix is random.
 
-use super::{RunDamage, require_end, take_u32};
+use super::{RECORD_LEN, RunDamage, require_end, take_u32};
 use crate::id::{Kind, Prefix};
 
 /// Where a pack holds a blob. Records are sorted by prefix, then by place.
@@ -24,11 +24,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// Length of a record in a block, in bytes.
-    pub(super) const LEN: usize = Prefix::LEN + 4 + 2 + 2 + 1;
-
-    fn to_bytes(self) -> [u8; Self::LEN] {
-        let mut bytes = [0; Self::LEN];
+    fn to_bytes(self) -> [u8; RECORD_LEN] {
+        let mut bytes = [0; RECORD_LEN];
         bytes[..16].copy_from_slice(&self.prefix.0);
         bytes[16..20].copy_from_slice(&self.pack.to_le_bytes());
         bytes[20..22].copy_from_slice(&self.frame.to_le_bytes());
@@ -38,7 +35,7 @@ impl Record {
     }
 
     /// Returns none if the kind is unknown.
-    fn from_bytes(bytes: &[u8; Self::LEN]) -> Option<Self> {
+    fn from_bytes(bytes: &[u8; RECORD_LEN]) -> Option<Self> {
         let (prefix, rest) = bytes.split_first_chunk()?;
         let (pack, rest) = rest.split_first_chunk()?;
         let (frame, rest) = rest.split_first_chunk()?;
@@ -64,7 +61,7 @@ impl Block {
     /// Returns the decoded form of a block of these records, which must be in order.
     pub fn encode(records: &[Record]) -> Vec<u8> {
         let count = records.len();
-        let mut raw = vec![0; 4 + count * Record::LEN];
+        let mut raw = vec![0; 4 + count * RECORD_LEN];
         raw[..4].copy_from_slice(&(count as u32).to_le_bytes());
         for (row, record) in records.iter().enumerate() {
             for (plane, byte) in record.to_bytes().into_iter().enumerate() {
@@ -81,7 +78,7 @@ impl Block {
     pub fn decode(raw: &[u8]) -> Result<Self, RunDamage> {
         let mut rest = raw;
         let count = take_u32(&mut rest)? as usize;
-        let length = count.checked_mul(Record::LEN);
+        let length = count.checked_mul(RECORD_LEN);
         let planes = length.and_then(|length| rest.split_at_checked(length));
         let (planes, rest) = planes.ok_or(super::SHORT)?;
         if count == 0 {

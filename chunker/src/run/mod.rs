@@ -27,12 +27,16 @@ pub use writer::{RunError, RunWriter};
 
 use crate::codec::CodecError;
 use crate::crypto::OpenError;
+use crate::id::Prefix;
 
 /// The greatest length of a run, in bytes.
 pub const RUN_BYTES_MAX: u64 = 512 << 20;
 
 /// Decoded bytes after which a box of records, pack records or names ends.
 const BOX_RAW_BYTES: usize = 64 << 10;
+
+/// Length of a record in a block, in bytes.
+const RECORD_LEN: usize = Prefix::LEN + 4 + 2 + 2 + 1;
 
 /// Number of blocks that one box of fences describes.
 const BLOCKS_PER_FENCE: usize = 1024;
@@ -41,7 +45,7 @@ const BLOCKS_PER_FENCE: usize = 1024;
 const BOX_RAW_MAX: u32 = 1 << 20;
 
 /// The greatest decoded length of a block, in bytes: a block ends with the record that fills it.
-const BLOCK_RAW_MAX: u32 = (4 + BOX_RAW_BYTES + Record::LEN) as u32;
+const BLOCK_RAW_MAX: u32 = (4 + BOX_RAW_BYTES + RECORD_LEN) as u32;
 
 /// The most blocks of a run. A run of [`RUN_BYTES_MAX`] has about 15,000.
 const BLOCKS_MAX: u64 = 1 << 16;

@@ -422,7 +422,7 @@ fn an_empty_run_is_read() {
     assert!(found.is_empty() && blocks == 0);
 }
 
-/// Whoever has the password can seal anything. What is read is bounded all the same.
+/// A party with the password can seal anything. What is read is bounded all the same.
 #[test]
 fn forged_parts_are_bounded() {
     let block =

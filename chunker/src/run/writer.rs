@@ -7,8 +7,8 @@ use super::directory::{Contents, FencePart, FilterPart, PackPart, Section, Trail
 use super::filter::LEVEL_MAX;
 use super::packs::NAMES_PER_BOX;
 use super::{
-    BLOCKS_PER_FENCE, BOX_RAW_BYTES, Block, Fences, LevelFilter, Names, PackFrames, RUN_BYTES_MAX,
-    Record,
+    BLOCKS_PER_FENCE, BOX_RAW_BYTES, Block, Fences, LevelFilter, Names, PackFrames, RECORD_LEN,
+    RUN_BYTES_MAX, Record,
 };
 use crate::codec::{Effort, Encoder};
 use crate::crypto::{Class, ObjectSealer};
@@ -162,7 +162,7 @@ impl RunWriter {
         self.contents.records += 1;
         self.block.push(record);
         self.levels[usize::from(LevelFilter::level_of(&record.prefix))].push(record.prefix);
-        if self.block.len() * Record::LEN >= self.shape.box_bytes {
+        if self.block.len() * RECORD_LEN >= self.shape.box_bytes {
             self.end_block();
         }
         Ok(())

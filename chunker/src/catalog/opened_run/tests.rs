@@ -354,7 +354,7 @@ async fn another_run_under_the_same_name_has_its_own_blocks() {
     let run = bucket.open().await.expect("it opens");
     let prefixes = sorted(0..20_000);
     assert_eq!(run.find(&prefixes).await.expect("read").len(), 20_000);
-    // Whoever has the password may put another run in its place: one of fewer packs.
+    // A party with the password may put another run in its place: one of fewer packs.
     bucket.remove(NAME).await;
     let key = NAME.key(Class::Run);
     let sealer = keyring().object_sealer(Class::Run, &key, Features::NONE, [8; 32]);

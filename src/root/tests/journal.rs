@@ -410,7 +410,7 @@ async fn a_journal_is_read_again_with_its_operations() {
     let session = enter(&twin, 1, "a").await.expect("free");
     let writer = writer(&twin, &session).await;
     write(&writer, entries(1, 2)).await.expect("written");
-    assert_eq!(journals(&twin).await, [journal.key.clone()]);
+    assert_eq!(journals(&twin).await, std::slice::from_ref(&journal.key));
     let (other, _) = twin.get(&journal.key).await.expect("read");
     store.delete(&journal.key).await.expect("deleted");
     store.put_new(&journal.key, vec![other]).await.expect("put");

@@ -94,7 +94,7 @@ impl Writer {
             5..8 => Duration::from_millis(self.world.draw(0..20_000)),
             _ => Duration::ZERO,
         };
-        self.past.borrow_mut().promise(self.power.vitals());
+        self.promise();
         self.past.borrow_mut().failed();
         // The mount leaves the root by itself.
         self.is_ours.set(true);
@@ -140,10 +140,18 @@ impl Writer {
         }
     }
 
+    /// Counts what the passing of time has promised. While another mount claims the volume, it may
+    /// have it in the root already, and close(2) does not ask for that.
+    pub fn promise(&self) {
+        if !self.parts().is_claimed() {
+            self.past.borrow_mut().promise(self.power.vitals());
+        }
+    }
+
     /// Ends the mount by umount(8). If this succeeds, all data is in the bucket.
     pub async fn unmount(self) {
         let count = self.done_count();
-        self.past.borrow_mut().promise(self.power.vitals());
+        self.promise();
         self.past.borrow_mut().failed();
         // The mount leaves the root by itself.
         self.is_ours.set(true);

@@ -225,7 +225,7 @@ impl Writer {
             self.note(format_args!("loses"));
             self.world.shared.faults.count("lost");
             self.is_ours.set(true);
-            self.past.borrow_mut().promise(self.power.vitals());
+            self.promise();
             self.past.borrow_mut().failed();
             volume.poison(VolumeError::Commit("a loss of the simulation".into()));
         }

@@ -14,21 +14,17 @@ use std::sync::Arc;
 use futures::{StreamExt, TryStreamExt};
 use parking_lot::RwLock;
 
+use super::describe::describe;
 use super::files::TableBytes;
 use super::loaded::{Candidate, Loaded};
 use super::opened_run::{OpenedRun, RunRecord, RunRef, RunStore};
 use super::reference::IndexRef;
 use crate::cache::MemoryCache;
-use crate::crypto::{Class, HEADER_LEN, Keyring};
+use crate::crypto::{Class, Keyring};
 use crate::error::ContentError;
 use crate::id::Prefix;
 use crate::index::{PackRecord, Table, TableBuilder, TableKey};
-use crate::pack::{Footer, PackName, TRAILER_LEN, Trailer};
-use crate::workers::Scratch;
-
-/// How many bytes at the end of a pack are fetched first. The footer of a pack of 16 MiB of pages
-/// takes about 40 KiB.
-const TAIL_BYTES: u64 = 64 << 10;
+use crate::pack::PackName;
 
 /// Runs that are opened or asked concurrently.
 const RUNS_AT_ONCE: usize = 8;
@@ -197,43 +193,15 @@ impl RunIndex {
 
     /// Returns a table of one pack, from its own header and footer.
     async fn describe(&self, name: PackName, class: Class) -> Result<Loaded, ContentError> {
-        let key = name.key(class);
-        let link = &self.store.link;
-        let (header, (mut tail, length)) = tokio::try_join!(
-            link.get_range(&key, 0..HEADER_LEN as u64),
-            link.get_tail(&key, TAIL_BYTES)
-        )?;
-        let damaged = |what: &dyn ToString| ContentError::damaged(&key, what.to_string());
-        let trailer = Trailer::decode(&tail).map_err(|error| damaged(&error))?;
-        if HEADER_LEN as u64 + trailer.tail_length() > length {
-            return Err(damaged(&"the trailer's numbers are out of bounds"));
-        }
-        if trailer.tail_length() > tail.len() as u64 {
-            let start = length - trailer.tail_length();
-            tail = link.get_range(&key, start..length).await?;
-        }
-        let keyring = self.store.keyring.clone();
-        let job = move |scratch: &mut Scratch| {
-            let header = header.first_chunk::<HEADER_LEN>();
-            let header = *header.ok_or_else(|| ContentError::damaged(&key, "it is cut short"))?;
-            let opener = keyring
-                .object_opener(class, &key, &header)
-                .map_err(|error| ContentError::unopened(&key, error))?;
-            let end = tail.len() - TRAILER_LEN;
-            let sealed = &tail[end - trailer.footer_length as usize..end];
-            let decoder = scratch.frame_decoder.decoder();
-            let footer = Footer::open(&opener, &trailer, sealed, length, decoder)
-                .map_err(|error| ContentError::damaged(&key, format!("its footer: {error}")))?;
-            let record = PackRecord {
-                name,
-                class,
-                length,
-                header,
-                footer,
-            };
-            table_of(record, &keyring)
-        };
-        self.store.workers.run(job).await?
+        let RunStore {
+            link,
+            keyring,
+            workers,
+            ..
+        } = &self.store;
+        let record = describe(link, workers, keyring, (name, class), None).await?;
+        let keyring = keyring.clone();
+        workers.run(move |_| table_of(record, &keyring)).await?
     }
 }
 

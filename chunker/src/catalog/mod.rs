@@ -5,6 +5,7 @@
 //! which index objects are current: the caller passes the root's list. `lookup` owns what is asked
 //! of the tables, and `many` the look-ups of many blobs at once.
 
+mod describe;
 mod files;
 mod learned;
 mod loaded;
@@ -29,6 +30,7 @@ use crate::pack::PackName;
 use crate::store_client::StoreClient;
 use crate::workers::{Scratch, Workers};
 
+pub(crate) use describe::describe;
 use files::TableBytes;
 pub(crate) use files::TableFiles;
 use learned::RunIndex;

@@ -16,21 +16,18 @@ use std::time::Duration;
 use bkfs_store::Store;
 use bkfs_store::entropy::Entropy;
 
-use crate::catalog::IndexRef;
-use crate::crypto::{Class, HEADER_LEN, Keyring};
+use crate::catalog::{IndexRef, describe};
+use crate::crypto::{Class, Keyring};
 use crate::error::ContentError;
 use crate::gate::ByteGate;
 use crate::index;
-use crate::pack::{Footer, PackName, TRAILER_LEN, Trailer};
+use crate::pack::PackName;
 use crate::store_client::StoreClient;
 use crate::workers::Workers;
 
 pub use contents::{Listed, PackContents, chunks_of};
 pub use walk::{Found, PackDamage, WalkedPack};
 pub(crate) use walk::{open_frame, read_footer};
-
-/// Bytes at the end of a pack that are fetched first: nearly every footer is in them.
-const TAIL_BYTES: u64 = 64 << 10;
 
 /// Estimate of the memory that decoding an index object takes, for each byte of the object.
 /// Compressed footers stay below it.
@@ -162,45 +159,9 @@ impl Verifier {
         class: Class,
         bytes: u64,
     ) -> Result<PackContents, ContentError> {
-        let key = name.key(class);
-        let damaged = |what: &dyn ToString| ContentError::damaged(&key, what.to_string());
-        if bytes < (HEADER_LEN + TRAILER_LEN) as u64 {
-            return Err(damaged(&"the pack is cut short"));
-        }
-        let head = self.link.get_range(&key, 0..HEADER_LEN as u64).await?;
-        let mut start = bytes.saturating_sub(TAIL_BYTES).max(HEADER_LEN as u64);
-        let mut tail = self.link.get_range(&key, start..bytes).await?;
-        let trailer = Trailer::decode(&tail).map_err(|error| damaged(&error))?;
-        if trailer.tail_length() > bytes - HEADER_LEN as u64 {
-            return Err(damaged(&"the trailer's numbers are out of bounds"));
-        }
-        if trailer.tail_length() > tail.len() as u64 {
-            start = bytes - trailer.tail_length();
-            tail = self.link.get_range(&key, start..bytes).await?;
-        }
-        let keyring = self.keyring.clone();
-        let job = self.workers.run(move |scratch| {
-            let header = head
-                .first_chunk::<HEADER_LEN>()
-                .copied()
-                .ok_or_else(|| ContentError::damaged(&key, "the pack is cut short"))?;
-            let opener = keyring
-                .object_opener(class, &key, &header)
-                .map_err(|error| ContentError::unopened(&key, error))?;
-            let end = tail.len() - TRAILER_LEN;
-            let sealed = &tail[end - trailer.footer_length as usize..end];
-            let decoder = scratch.frame_decoder.decoder();
-            let footer = Footer::open(&opener, &trailer, sealed, bytes, decoder)
-                .map_err(|error| ContentError::damaged(&key, format!("its footer: {error}")))?;
-            Ok(PackContents(index::PackRecord {
-                name,
-                class,
-                length: bytes,
-                header,
-                footer,
-            }))
-        });
-        job.await?
+        let (link, workers, keyring) = (&self.link, &self.workers, &self.keyring);
+        let described = describe(link, workers, keyring, (name, class), Some(bytes));
+        Ok(PackContents(described.await?))
     }
 
     /// Returns the number of bytes read so far, of all objects.

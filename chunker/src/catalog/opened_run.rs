@@ -9,7 +9,7 @@
 
 mod scan;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -224,10 +224,7 @@ impl OpenedRun {
         let sections = (first as u32..listed.len() as u32).map(Section::Filter);
         let all = self
             .read(sections.collect(), |directory, section, sealed, _| {
-                let Section::Filter(number) = section else {
-                    return Err(RunDamage::Inconsistent("not a filter"));
-                };
-                directory.open_filter(number, sealed)
+                directory.open_filter(section.index(), sealed)
             })
             .await?;
         let all = listed[first..].iter().zip(all);
@@ -297,19 +294,49 @@ impl OpenedRun {
 
     /// Reads the fences of these numbers, if they are not in memory.
     async fn hold_fences(&self, numbers: impl Iterator<Item = u32>) -> Result<(), ContentError> {
-        let missing = missing(&self.fences, numbers);
-        let sections: Vec<Section> = missing.iter().copied().map(Section::Fences).collect();
+        self.hold(
+            &self.fences,
+            numbers.map(Section::Fences),
+            Directory::open_fences,
+        )
+        .await
+    }
+
+    /// Reads the names of these numbers, if they are not in memory.
+    async fn hold_names(&self, numbers: impl Iterator<Item = u32>) -> Result<(), ContentError> {
+        self.hold(
+            &self.names,
+            numbers.map(Section::Names),
+            Directory::open_names,
+        )
+        .await
+    }
+
+    /// Reads those of these parts that are not in memory, and keeps them there.
+    async fn hold<T: Send + 'static>(
+        &self,
+        parts: &Parts<T>,
+        sections: impl Iterator<Item = Section>,
+        open: fn(&Directory, u32, &[u8], &mut Decoder) -> Result<T, RunDamage>,
+    ) -> Result<(), ContentError> {
+        let missing: BTreeMap<u32, Section> = {
+            let parts = parts.lock();
+            sections
+                .map(|section| (section.index(), section))
+                .filter(|(index, _)| parts[*index as usize].is_none())
+                .collect()
+        };
         let read = self
-            .read(sections, |directory, section, sealed, decoder| {
-                let Section::Fences(number) = section else {
-                    return Err(RunDamage::Inconsistent("not fences"));
-                };
-                directory.open_fences(number, sealed, decoder)
-            })
+            .read(
+                missing.values().copied().collect(),
+                move |directory, section, sealed, decoder| {
+                    open(directory, section.index(), sealed, decoder)
+                },
+            )
             .await?;
-        let mut fences = self.fences.lock();
-        for (number, part) in missing.into_iter().zip(read) {
-            fences[number as usize] = Some(Arc::new(part));
+        let mut parts = parts.lock();
+        for (index, part) in missing.into_keys().zip(read) {
+            parts[index as usize] = Some(Arc::new(part));
         }
         Ok(())
     }
@@ -431,25 +458,6 @@ impl OpenedRun {
         }
     }
 
-    /// Reads the names of these numbers, if they are not in memory.
-    async fn hold_names(&self, numbers: impl Iterator<Item = u32>) -> Result<(), ContentError> {
-        let missing = missing(&self.names, numbers);
-        let sections = missing.iter().copied().map(Section::Names).collect();
-        let read = self
-            .read(sections, |directory, section, sealed, decoder| {
-                let Section::Names(number) = section else {
-                    return Err(RunDamage::Inconsistent("not names"));
-                };
-                directory.open_names(number, sealed, decoder)
-            })
-            .await?;
-        let mut names = self.names.lock();
-        for (number, part) in missing.into_iter().zip(read) {
-            names[number as usize] = Some(Arc::new(part));
-        }
-        Ok(())
-    }
-
     /// Gives records the names of their packs.
     async fn named(&self, records: Vec<Record>) -> Result<Vec<RunRecord>, ContentError> {
         let place_of = |record: &Record| match self.directory.name_of(record.pack) {
@@ -529,14 +537,6 @@ impl OpenedRun {
             }
         }
     }
-}
-
-/// Returns those of these numbers whose parts are not in memory.
-fn missing<T>(parts: &Parts<T>, numbers: impl Iterator<Item = u32>) -> BTreeSet<u32> {
-    let parts = parts.lock();
-    numbers
-        .filter(|number| parts[*number as usize].is_none())
-        .collect()
 }
 
 /// Returns the bytes `range` of an object, of which `bytes` begin at `start`. Empty if they are not

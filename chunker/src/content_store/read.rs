@@ -337,7 +337,13 @@ impl Reader {
     /// none. Ends when the store fails, since each look-up would wait for it.
     async fn ask_runs(&self, searches: &mut [Search]) -> bool {
         let mut has_more = false;
+        let mut failure: Option<ContentError> = None;
         for search in searches.iter_mut().filter(|search| search.found.is_none()) {
+            // A blob that was not looked for is not unknown.
+            if let Some(error) = &failure {
+                search.note(error.clone());
+                continue;
+            }
             loop {
                 let next = self.catalog.next_by_runs(&search.id, &mut search.by_runs);
                 match next.await {
@@ -348,12 +354,13 @@ impl Reader {
                     }
                     Ok(None) => {}
                     Err(error) => {
-                        let is_of_the_store = error.is_of_the_store();
-                        search.note(error);
-                        if is_of_the_store {
-                            return has_more;
+                        search.note(error.clone());
+                        match error {
+                            ContentError::Store(_)
+                            | ContentError::Stalled { .. }
+                            | ContentError::Internal(_) => failure = Some(error),
+                            _ => continue,
                         }
-                        continue;
                     }
                 }
                 break;
@@ -408,13 +415,13 @@ impl Reader {
             ContentError::Missing { .. } => self.catalog.forget_learned(&key.0),
             _ => {}
         }
-        search.note(error);
+        search.error.get_or_insert(error);
     }
 }
 
 impl Search {
-    /// Records why a copy cannot be read. An error that leaves open whether there is another copy
-    /// counts more than one of a copy.
+    /// Records why no further copy is known. An error that leaves open whether there is one counts
+    /// more than that of a copy.
     fn note(&mut self, error: ContentError) {
         let leaves_open = |error: &ContentError| error.leaves_open();
         if error.leaves_open() && !self.error.as_ref().is_some_and(leaves_open) {

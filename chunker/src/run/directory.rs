@@ -50,6 +50,18 @@ pub enum Section {
 }
 
 impl Section {
+    /// Returns the number of the part among those of its kind.
+    pub fn index(self) -> u32 {
+        match self {
+            Section::Block(number)
+            | Section::PackFrames(number)
+            | Section::Names(number)
+            | Section::Filter(number)
+            | Section::Fences(number) => number,
+            Section::Directory => 0,
+        }
+    }
+
     /// Returns the number of the box.
     pub(super) fn number(self) -> u32 {
         match self {

@@ -12,7 +12,7 @@ use super::{OpenedRun, RunRecord, Wanted, joined};
 use crate::error::ContentError;
 use crate::id::Prefix;
 use crate::pack::PackName;
-use crate::run::{PackFrames, Record, RunDamage, Section};
+use crate::run::{PackFrames, Record, Section};
 
 /// Number of requests of a scan that are under way or wait to be taken. The records of one take up to
 /// 8 MiB.
@@ -63,10 +63,7 @@ impl OpenedRun {
             .map(async |parts| {
                 let sections = parts.into_iter().map(|(section, _)| section).collect();
                 let read = self.read(sections, |directory, section, sealed, decoder| {
-                    let Section::PackFrames(number) = section else {
-                        return Err(RunDamage::Inconsistent("no records of packs"));
-                    };
-                    directory.open_pack_frames(number, sealed, decoder)
+                    directory.open_pack_frames(section.index(), sealed, decoder)
                 });
                 let lists = read.await?;
                 Ok(lists

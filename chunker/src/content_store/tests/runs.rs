@@ -267,6 +267,13 @@ async fn a_run_that_cannot_be_read_fails_the_read_and_not_the_next_one() {
         .await
         .expect_err("refused");
     assert!(matches!(error, ContentError::Store(_)), "{error}");
+    // No blob counts as lost that was not looked for.
+    let each = content_store.read_each(&pieces(stored)).await;
+    assert!(each.len() > 1);
+    for answer in each {
+        let error = answer.expect_err("refused");
+        assert!(error.leaves_open() && !error.is_lost(), "{error}");
+    }
     world.bucket.behave();
     let read = read_file(&content_store, stored).await.expect("reads");
     assert!(read == *file);

@@ -409,7 +409,8 @@ async fn a_journal_is_read_again_with_its_operations() {
     let twin = memory().await;
     let session = enter(&twin, 1, "a").await.expect("free");
     let writer = writer(&twin, &session).await;
-    write(&writer, entries(1, 2)).await.expect("written");
+    let changed = JournalEntry::new(1..=1, Delivered::default(), b"operation 9".to_vec());
+    write(&writer, changed).await.expect("written");
     assert_eq!(journals(&twin).await, std::slice::from_ref(&journal.key));
     let (other, _) = twin.get(&journal.key).await.expect("read");
     store.delete(&journal.key).await.expect("deleted");
@@ -417,6 +418,7 @@ async fn a_journal_is_read_again_with_its_operations() {
     let other = handle.read_uncovered(journal, taken.id(), "main").await;
     let other = other.expect_err("it is another one");
     assert_eq!(other.kind(), ErrorKind::Damaged, "{other}");
+    assert!(other.to_string().contains("not the journal"), "{other}");
 }
 
 #[tokio::test]

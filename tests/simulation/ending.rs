@@ -143,9 +143,10 @@ impl Writer {
     /// Counts what the passing of time has promised. While another mount claims the volume, it may
     /// have it in the root already, and close(2) does not ask for that.
     pub fn promise(&self) {
-        if !self.parts().is_claimed() {
-            self.past.borrow_mut().promise(self.power.vitals());
-        }
+        let is_claimed = self.parts().is_claimed();
+        self.past
+            .borrow_mut()
+            .promise(self.power.vitals(), is_claimed);
     }
 
     /// Ends the mount by umount(8). If this succeeds, all data is in the bucket.

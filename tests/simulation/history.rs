@@ -132,8 +132,9 @@ impl Lineage {
     }
 
     /// Counts as acknowledged all operations that a machine has promised by the passing of time,
-    /// given how its store treated it. Returns whether that is more than was acknowledged before.
-    pub fn promise(&mut self, vitals: Vitals) -> bool {
+    /// given how its store treated it. Of a mount whose volume another one claims, only its disk
+    /// promises. Returns whether that is more than was acknowledged before.
+    pub fn promise(&mut self, vitals: Vitals, is_claimed: bool) -> bool {
         if self.has_failed || self.taken.is_some() {
             return false;
         }
@@ -153,7 +154,9 @@ impl Lineage {
         let is_silent = vitals.acknowledged + KEPT_WITHIN <= vitals.at;
         let is_kept = self.has_good_spool() && is_silent;
         let in_spool = last(&|done| done.is_close && done.at + KEPT_WITHIN <= vitals.at);
-        self.acknowledged = self.acknowledged.max(in_bucket);
+        if !is_claimed {
+            self.acknowledged = self.acknowledged.max(in_bucket);
+        }
         if is_kept {
             self.kept = self.kept.max(in_spool);
         }

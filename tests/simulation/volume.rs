@@ -241,7 +241,11 @@ fn leave(world: &World, before: &mut Predecessor) {
 
 /// Mounts the volume, on any machine and after several attempts if needed.
 async fn come_up(world: &Rc<World>, volume: &str, before: &Predecessor) -> Result<Arrival, String> {
-    if before.past.borrow_mut().promise(before.power.vitals()) {
+    if before
+        .past
+        .borrow_mut()
+        .promise(before.power.vitals(), false)
+    {
         world.counts.borrow_mut().promises += 1;
     }
     let mut last = String::new();

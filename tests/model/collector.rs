@@ -3,8 +3,7 @@
 //! A collector's own base is not modelled. It is assumed to rise at once, which is the most
 //! dangerous case: the check of the rewritten packs alone must then keep them right.
 
-use crate::conversion;
-use crate::index;
+use crate::index::{self, Absorb};
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
 use crate::state::{
@@ -23,8 +22,8 @@ fn protected(model: &Protocol, state: &State) -> PackSet {
 
 /// Returns the objects for which a pack must stay. A pack outside the live table has none, because
 /// no index leads to it. A pack in quarantine stays only for objects that no other live pack holds.
-fn kept(model: &Protocol, state: &State, s: Session, p: Pack, reachable: Objects) -> Objects {
-    let live = conversion::live(model, state, s);
+fn kept(model: &Protocol, state: &State, p: Pack, reachable: Objects) -> Objects {
+    let live = state.root.live;
     if !live.has(p) {
         return Objects::default();
     }
@@ -62,7 +61,7 @@ pub fn mark(model: &Protocol, state: &State, s: Session, rewrite: bool) -> Optio
         .iter()
     {
         let objects = state.store.contents[p];
-        let kept = kept(model, state, s, p, reachable);
+        let kept = kept(model, state, p, reachable);
         let mixed = !kept.is_empty() && !objects.segments().without(reachable).is_empty();
         let can_rewrite = can_rewrite && state.store.whole().has(p);
         if kept.is_empty() || (mixed && rewrite && can_rewrite) {
@@ -127,11 +126,11 @@ pub fn condemn_cas(model: &Protocol, state: &State, s: Session) -> Option<State>
     }
     next.root.epoch += 1;
     next.root.condemned[usize::from(next.root.epoch)] = candidates;
-    if !index::has_room(model, state, rewritten) {
+    if !index::has_room(model, state, rewritten, Absorb::No) {
         return None;
     }
     next.root.live = next.root.live.without(candidates);
-    index::enter(model, &mut next, rewritten);
+    index::enter(model, &mut next, rewritten, Absorb::No);
     next.root.quarantine = state.root.quarantine.without(candidates);
     let reachable = model.reachable(state);
     let needed = |p: Pack| !state.store.contents[p].common(reachable).is_empty();
@@ -158,7 +157,7 @@ fn settle(model: &Protocol, state: &State, s: Session) -> (PackSet, PackSet) {
         return (marked, rewritten);
     }
     let reachable = model.reachable(state);
-    let kept = |p: Pack| kept(model, state, s, p, reachable);
+    let kept = |p: Pack| kept(model, state, p, reachable);
     let still = |p: &Pack| kept(*p).without(state.store.objects(rewritten)).is_empty();
     let candidates = marked
         .without(protected(model, state))
@@ -284,7 +283,7 @@ pub fn move_locked_cas(model: &Protocol, state: &State, from: u8, to: u8) -> Opt
 }
 
 /// Rule 8: an epoch is forgotten when all its packs are gone.
-pub fn forget_epoch_cas(model: &Protocol, state: &State, epoch: u8) -> Option<State> {
+pub fn forget_epoch_cas(model: &Protocol, state: &State, epoch: u8, old: bool) -> Option<State> {
     let condemned = state.root.condemned[usize::from(epoch)];
     let is_gone = match model.lacks(Mutant::LockedPackForgotten) {
         true => condemned.within(state.store.doomed),
@@ -295,7 +294,7 @@ pub fn forget_epoch_cas(model: &Protocol, state: &State, epoch: u8) -> Option<St
     }
     let mut next = *state;
     next.root.condemned[usize::from(epoch)] = PackSet::EMPTY;
-    index::forget(model, &mut next, condemned);
+    index::forget(model, &mut next, condemned, old);
     model.root_replaced(&mut next, None);
     model.coverage.note(Event::EpochForgotten);
     Some(next)

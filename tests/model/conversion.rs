@@ -1,18 +1,18 @@
 //! Conversion of a repository of version 1 (rule 15).
 //!
 //! A session that stands alone in the root uploads lists of version 2 and replaces the root. Index
-//! objects stay as they are until they are merged. Programs that know version 1 only read from the
+//! objects and groups stay as they are. Programs that know version 1 only read from the
 //! feature bits of the root that they may not go on.
 
 use crate::fences;
-use crate::index::{INDEX_OBJECTS, Index, IndexObject};
+use crate::index::{INDEX_OBJECTS, IndexObject};
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
-use crate::state::{PackSet, Phase, SESSIONS, Session, Standing, State};
+use crate::state::{Phase, SESSIONS, Session, Standing, State};
 use crate::steps::Step;
 
 /// A conversion whose lists were uploaded. The index objects are those of the root that was read;
-/// they are recorded only for the mutant `ManifestOfOlderRoot`.
+/// they are recorded only for the mutant `ConvertedOlderRoot`.
 pub type Converting = [IndexObject; INDEX_OBJECTS];
 
 /// Whether the program of `s` knows version 1 only.
@@ -56,18 +56,6 @@ pub fn needs_root(model: &Protocol, state: &State, step: Step) -> bool {
     }
 }
 
-/// Returns the live packs as the program of `s` sees them. A program of version 1 knows neither runs
-/// nor gone packs.
-pub fn live(model: &Protocol, state: &State, s: Session) -> PackSet {
-    let skips_runs = model.lacks(Mutant::UnreadableRunsSkipped);
-    if (is_old(model, s) && state.root.version_2) || skips_runs {
-        let in_objects = crate::index::in_objects(&state.root);
-        in_objects.without(state.root.all_condemned())
-    } else {
-        state.root.live
-    }
-}
-
 /// Whether `s` may convert by the present R: no other session stands in it, live or ending.
 fn stands_alone(state: &State, s: Session) -> bool {
     let is_live = state.root.sessions[s].standing == Standing::Live;
@@ -86,7 +74,7 @@ pub fn prepare(model: &Protocol, state: &State, s: Session) -> Option<State> {
         return None;
     }
     let mut next = *state;
-    next.processes[s].converting = Some(match model.lacks(Mutant::ManifestOfOlderRoot) {
+    next.processes[s].converting = Some(match model.lacks(Mutant::ConvertedOlderRoot) {
         true => state.root.index.objects,
         false => Default::default(),
     });
@@ -106,11 +94,8 @@ pub fn convert_cas(model: &Protocol, state: &State, s: Session) -> Option<State>
     }
     next.root.version_2 = true;
     next.processes[s].knows_version_2 = true;
-    if model.lacks(Mutant::ManifestOfOlderRoot) {
+    if model.lacks(Mutant::ConvertedOlderRoot) {
         next.root.index.objects = objects;
-    }
-    if model.lacks(Mutant::ConvertedIndexDropped) {
-        next.root.index = Index::default();
     }
     if model.lacks(Mutant::ConvertedRecoveryBasesDropped) {
         next.root.recovery_bases = Default::default();

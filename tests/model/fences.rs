@@ -1,6 +1,7 @@
 //! Fences (version 2, rules 6 and 7): an object for each session that R has ended, which fsync
 //! reads instead of R.
 
+use crate::conversion;
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
 use crate::state::{Phase, Session, Standing, State};
@@ -41,8 +42,10 @@ pub fn put(model: &Protocol, state: &State, s: Session, v: Session, late: bool) 
     if state.processes[s].fenced & bit != 0 {
         return None;
     }
-    let is_ended =
-        state.root.version_2 && model.holds(state, s) && model.ending(state, volume).contains(&v);
+    let is_ended = state.root.version_2
+        && !conversion::is_old(model, s)
+        && model.holds(state, s)
+        && model.ending(state, volume).contains(&v);
     let early = model.lacks(Mutant::FenceBeforeReplacement)
         && usize::from(state.root.volumes[volume].holder) == v;
     if !is_ended && !early {
@@ -81,7 +84,8 @@ pub fn land(model: &Protocol, state: &State, v: Session) -> Option<State> {
 
 /// Rule 7: whether the new holder knows that the fences of all these sessions stand.
 pub fn complete(model: &Protocol, state: &State, s: Session, ended_sessions: &[Session]) -> bool {
-    let are_written = model.scenario.fences && state.root.version_2;
+    let is_old = conversion::is_old(model, s);
+    let are_written = model.scenario.fences && state.root.version_2 && !is_old;
     if !are_written || model.lacks(Mutant::ListBeforeFence) {
         return true;
     }

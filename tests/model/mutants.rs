@@ -168,36 +168,45 @@ pub enum Mutant {
     /// A rebuilt root knows only the sessions that have journals.
     RebuiltWithoutIdle,
 
-    // Version 2: runs.
-    /// Rule 12: an epoch is forgotten while a run or an index object names its packs, and they do
-    /// not become gone.
-    ForgottenWhileNamed,
-    /// Rule 12: a merge drops condemned packs.
+    // Runs and groups.
+    /// Rule 12: a commit absorbs an index object that a group covers, and the group stays.
+    GroupOutlivesObject,
+    /// Rule 12: a look-up in a run ignores the dropped list of its group.
+    DroppedIgnored,
+    /// Rule 12: an epoch is forgotten, and its packs do not enter the dropped lists of complete
+    /// groups.
+    CompleteGroupKeepsDropped,
+    /// Rule 12: an epoch is forgotten, and its packs do not enter the dropped list of the group that
+    /// is being built.
+    BuildingGroupKeepsDropped,
+    /// Rule 12: index objects that different groups cover are written into one.
+    WrittenTogether,
+    /// Rule 12: a program that does not know groups keeps them when it replaces R.
+    UnknownFieldKept,
+    /// Rule 12: a group that is being built answers for what it covers.
+    BuildingGroupAnswers,
+    /// Rule 12: a slice enters another group than the one that it was made for.
+    AnotherGroupTaken,
+    /// Rule 12: a slice is made by a root in which its group has not begun.
+    SliceOfOlderRoot,
+    /// Rule 12: a replacement writes the groups as they were when the slice was made.
+    GroupsOfOlderRoot,
+    /// Rule 12: a slice has packs that a source had dropped.
+    SliceNamesDropped,
+    /// Rule 12: a slice drops condemned packs.
     MergeDropsCondemned,
-    /// Rule 12: a pack leaves the gone ones when a merge drops it, although another run or index
-    /// object still names it.
-    GoneLeavesEarly,
-    /// Rule 12: a pack stays gone when no run and no index object names it any more.
-    GoneStays,
-    /// Rule 12: a merge does not check that what it merged is in the R that it replaces.
-    MergeInputsUnchecked,
-    /// Rules 3, 12: a commit takes every pack for live that no list names, also one that no index
-    /// object and no run names.
-    LiveByListsOnly,
-    /// Rule 12: an index object leaves R as soon as one range has its records.
-    AbsorbedEarly,
-    /// Rule 12: a merge replaces the table of index objects by the one that it made from the R that
-    /// it had read.
-    ManifestOfOlderRoot,
-    /// Rule 8: a run that R does not name is deleted although its session stands in R.
+    /// Rule 12: a slice is made without a source that could not be read.
+    UnreadableSourceSkipped,
+    /// Rule 12: a group becomes complete before it has all slices.
+    CompletedEarly,
+    /// Rule 12: a run that R does not name is deleted although its session stands in R.
     OwnRunsSwept,
     /// Rule 12: a mount merges in its own session, so that its commits raise the floor past the
     /// run.
     MergedInMountSession,
-    /// Rule 12: a merge replaces a run that it could not read.
-    UnreadableInputDropped,
-    /// Rule 8: a collection goes on although it cannot read the runs.
-    UnreadableRunsSkipped,
+    /// Rules 3, 12: a commit takes every pack for live that no list names, also one that no index
+    /// object names.
+    LiveByListsOnly,
 
     // Version 2: turns, and who a session is.
     /// Rule 8: a collector whose turn stands in R condemns what it had marked, without marking the
@@ -213,12 +222,14 @@ pub enum Mutant {
     /// Rule 8: a collector reads R before it lists the objects of the sessions and the runs.
     SweptByOlderRoot,
 
-    // Version 2: learned footers.
-    /// Rule 13: a footer that is cached from before the session's registration is matched if no
-    /// list of R has its pack. A pack that was dropped from all runs is on no list.
-    CachedFooterTrusted,
-    /// Rule 13: a learned footer is still matched after a root was read that lists its pack.
-    LearnedKept,
+    // Learned footers.
+    /// Rule 13: a footer is matched although the run that had named its pack belongs to no complete
+    /// group of the loaded root.
+    FooterOutlivesRun,
+    /// Rule 13: a footer is matched although its pack is on a dropped list.
+    DroppedFooterMatched,
+    /// Rule 13: a footer is matched although its pack is condemned.
+    CondemnedFooterMatched,
     /// Rule 13: a pack is found, and the reference is recorded later, when another root is known.
     MatchedOutsideLock,
     /// Rules 3, 13: a commit does not check again whether what was matched is live.
@@ -236,15 +247,26 @@ pub enum Mutant {
     ConvertedAlongside,
     /// Rule 15: a program that knows version 1 only works on a root of version 2.
     OldProgramsGoOn,
-    /// Rule 15: a conversion drops the index objects of version 1 before they are merged.
-    ConvertedIndexDropped,
+    /// Rule 15: a conversion writes the lists of the root that it had read.
+    ConvertedOlderRoot,
     /// Rule 15: in a root of version 1 a new program goes by fences.
     FenceReadInVersion1,
     /// Rule 15: a conversion drops the recovery bases of version 1.
     ConvertedRecoveryBasesDropped,
+
+    // Clauses that others imply, or that save cost only: a test shows that nothing is violated
+    // without them.
+    /// Rule 12: a slice has packs that its own group has dropped.
+    SliceNamesOwnDropped,
+    /// Rule 12: a slice enters a group that has it.
+    SliceAddedTwice,
+    /// Rule 12: a group is begun while another one is being built.
+    SecondGroupBegun,
+    /// Rule 12: the sources of a group stay when it becomes complete.
+    SourcesStay,
 }
 
-/// All mutants, for a test that each one is refuted.
+/// All mutants that must be refuted, for a test that each one is.
 pub const ALL: &[Mutant] = &[
     Mutant::CommitWithoutRereading,
     Mutant::FsyncWithoutRereading,
@@ -311,32 +333,38 @@ pub const ALL: &[Mutant] = &[
     Mutant::JournaledUnannounced,
     Mutant::AnnouncedWithoutReading,
     Mutant::RebuiltWithoutIdle,
-    Mutant::ForgottenWhileNamed,
+    Mutant::GroupOutlivesObject,
+    Mutant::DroppedIgnored,
+    Mutant::CompleteGroupKeepsDropped,
+    Mutant::BuildingGroupKeepsDropped,
+    Mutant::WrittenTogether,
+    Mutant::UnknownFieldKept,
+    Mutant::BuildingGroupAnswers,
+    Mutant::AnotherGroupTaken,
+    Mutant::SliceOfOlderRoot,
+    Mutant::GroupsOfOlderRoot,
+    Mutant::SliceNamesDropped,
     Mutant::MergeDropsCondemned,
-    Mutant::GoneLeavesEarly,
-    Mutant::GoneStays,
-    Mutant::MergeInputsUnchecked,
-    Mutant::LiveByListsOnly,
-    Mutant::AbsorbedEarly,
-    Mutant::ManifestOfOlderRoot,
+    Mutant::UnreadableSourceSkipped,
+    Mutant::CompletedEarly,
     Mutant::OwnRunsSwept,
     Mutant::MergedInMountSession,
-    Mutant::UnreadableInputDropped,
-    Mutant::UnreadableRunsSkipped,
+    Mutant::LiveByListsOnly,
     Mutant::TurnTakenForLock,
     Mutant::TurnObeyedForEver,
     Mutant::AbsentTakenForDead,
     Mutant::DescribedOnce,
     Mutant::SweptByOlderRoot,
-    Mutant::CachedFooterTrusted,
-    Mutant::LearnedKept,
+    Mutant::FooterOutlivesRun,
+    Mutant::DroppedFooterMatched,
+    Mutant::CondemnedFooterMatched,
     Mutant::MatchedOutsideLock,
     Mutant::CommitTrustsMatches,
     Mutant::ForgottenCloned,
     Mutant::CloneOverwrites,
     Mutant::ConvertedAlongside,
     Mutant::OldProgramsGoOn,
-    Mutant::ConvertedIndexDropped,
+    Mutant::ConvertedOlderRoot,
     Mutant::ConvertedRecoveryBasesDropped,
     Mutant::FenceReadInVersion1,
 ];

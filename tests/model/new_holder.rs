@@ -3,7 +3,7 @@
 use crate::conversion;
 use crate::descriptions;
 use crate::fences;
-use crate::index;
+use crate::index::{self, Absorb};
 use crate::journal;
 use crate::learned;
 use crate::mutants::Mutant;
@@ -38,9 +38,9 @@ pub fn register(model: &Protocol, state: &State, s: Session) -> Option<State> {
     process.knows_version_2 = next.root.version_2;
     process.bound = next.root.epoch;
     if !model.lacks(Mutant::IndexOlderThanRegistration) {
-        process.read_index(&next.root);
+        learned::begin(model, &mut next, s);
+        learned::read_index(model, &mut next, s);
     }
-    learned::begin(model, &mut next, s);
     model.root_replaced(&mut next, Some(s));
     Some(next)
 }
@@ -209,12 +209,13 @@ pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<
             .holding(replay.named.common(ended_sessions_own), needs),
     );
     let reached = model.tree(state, volume, next.root.volumes[volume].log);
-    let mut missing = reached.without(state.store.objects(state.root.live.and(add)));
+    let live = index::seen_live(model, &state.root, &state.store);
+    let mut missing = reached.without(state.store.objects(live.and(add)));
     if !missing.is_empty() {
         model.coverage.note(Event::ReplayCopied);
     }
     if !model.lacks(Mutant::NewHolderReliesOnDamaged) {
-        let healed = healed(&next, reached.common(needs), add, replay.named);
+        let healed = healed(&next, live, reached.common(needs), add, replay.named);
         if !healed.without(missing).is_empty() {
             model.coverage.note(Event::ReplayHealed);
         }
@@ -223,10 +224,10 @@ pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<
     if !missing.is_empty() {
         add = add.and(copy(&mut next, s, missing, replay.named)?);
     }
-    if !index::has_room(model, state, add) {
+    if !index::has_room(model, state, add, Absorb::No) {
         return None;
     }
-    index::enter(model, &mut next, add);
+    index::enter(model, &mut next, add, Absorb::No);
     let process = &mut next.processes[s];
     let kept = process.unresolved.and(process.uncommitted);
     next.root.sessions[s].floor = kept
@@ -241,8 +242,8 @@ pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<
 
 /// Rule 11: returns the objects that replayed operations refer to, that are live in damaged packs
 /// only, and that are whole in a pack that a journal names or in a condemned one.
-fn healed(next: &State, needs: Objects, add: PackSet, named: PackSet) -> Objects {
-    let good = next.root.live.without(next.root.quarantine).and(add);
+fn healed(next: &State, live: PackSet, needs: Objects, add: PackSet, named: PackSet) -> Objects {
+    let good = live.without(next.root.quarantine).and(add);
     let sources = named.and(next.root.all_condemned());
     let whole = sources
         .without(next.root.quarantine)

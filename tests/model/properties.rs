@@ -5,7 +5,7 @@ use stateright::Property;
 use crate::conversion;
 use crate::descriptions;
 use crate::fences;
-use crate::index::{self, Plane, RunState};
+use crate::index::{self, Absorb, GROUPS, Plane, RunState};
 use crate::journal;
 use crate::new_holder;
 use crate::protocol::Protocol;
@@ -59,15 +59,18 @@ pub const SPOOL_REPLAYED: &str = "what the disk acknowledged is kept on its mach
 /// Version 2: a fence stands only for sessions that R has ended.
 pub const FENCE_TRUE: &str = "a fence stands only for sessions that R has ended";
 
-/// Version 2: every live pack can be looked up in each range in which it has objects.
-pub const LIVE_FOUND: &str = "every live pack can be looked up in every range";
-/// Version 2: packs of other sessions that a mounted writer refers to can be looked up, live or
+/// Every live pack can be looked up in each slice in which it has objects, by a program that asks
+/// complete groups in the place of the index objects that these cover.
+pub const LIVE_FOUND: &str = "every live pack can be looked up in every slice";
+/// What such a program takes for live is live.
+pub const SEEN_IS_LIVE: &str = "what complete groups show is live";
+/// A group says what the index objects say that it covers, for the slices that it has.
+pub const GROUPS_TRUE: &str = "groups say what the index objects say that they cover";
+/// Packs of other sessions that a mounted writer refers to can be looked up, live or
 /// condemned, so that what they hold can be stored again.
 pub const HELD_FOUND: &str = "whatever a mounted writer holds can be looked up";
-/// Version 2: every run that R names exists.
+/// Every run that R names exists.
 pub const RUNS_EXIST: &str = "every run of R exists";
-/// Version 2: only what a run or an index object names is gone, so that the list does not grow.
-pub const GONE_NAMED: &str = "a run or an index object names what is gone";
 
 /// Version 2: a commit that is possible without a turn is possible with it.
 pub const TURN_PASSES: &str = "a turn stops no commit for ever";
@@ -115,15 +118,20 @@ pub fn all() -> Vec<Property<Protocol>> {
         Property::always(HONEST_BELIEVED, honest_believed),
         Property::always(LOSS_TOLD, |_, state: &State| !state.lost_untold),
         Property::always(LIVE_FOUND, |model: &Protocol, state: &State| {
-            model.scenario.plane == Plane::Table || index::finds(state, state.root.live)
+            model.scenario.plane == Plane::Table || index::finds(model, state, state.root.live)
         }),
         Property::always(HELD_FOUND, held_found),
         Property::always(RUNS_EXIST, |_, state: &State| {
-            index::runs(&state.root, &state.store).all(|run| run.state == RunState::Landed)
+            let named = state.root.index.runs();
+            let runs = state.store.runs.iter().enumerate();
+            runs.filter(|(r, _)| named & 1 << r != 0)
+                .all(|(_, run)| run.state == RunState::Landed)
         }),
-        Property::always(GONE_NAMED, |_, state: &State| {
-            let gone = state.root.index.gone;
-            gone.is_empty() || gone.within(index::named(&state.root, &state.store))
+        Property::always(SEEN_IS_LIVE, |model: &Protocol, state: &State| {
+            index::seen_live(model, &state.root, &state.store).within(state.root.live)
+        }),
+        Property::always(GROUPS_TRUE, |_, state: &State| {
+            (0..GROUPS).all(|g| index::is_true(state, g))
         }),
         Property::always(NOT_SHUT_OUT, |model: &Protocol, state: &State| {
             (0..SESSIONS)
@@ -321,7 +329,8 @@ fn turn_passes(model: &Protocol, state: &State) -> bool {
         .filter(|&s| state.processes[s].phase == Phase::Mounted)
         .all(|s| {
             let last = state.processes[s].accepted;
-            let possible = |state| writer::commit_cas(model, state, s, last, false).is_some();
+            let possible =
+                |state| writer::commit_cas(model, state, s, last, false, Absorb::No).is_some();
             !possible(&without) || possible(state)
         })
 }
@@ -332,7 +341,7 @@ fn held_found(model: &Protocol, state: &State) -> bool {
             .filter(|&s| state.processes[s].phase == Phase::Mounted && model.holds(state, s))
             .all(|s| {
                 let own = PackSet::own(s, 0);
-                index::finds(state, state.processes[s].held.without(own))
+                index::finds(model, state, state.processes[s].held.without(own))
             })
 }
 

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use stateright::{Model, Property};
 
 use crate::clones::Tree;
+use crate::conversion;
+use crate::index;
 use crate::mutants::Mutant;
 use crate::properties;
 use crate::state::{Content, Log, NONE, Objects, PackSet, Phase, Session, Standing, State, Volume};
@@ -112,20 +114,30 @@ pub enum Event {
     LateFence,
     /// A fence was deleted.
     FenceDeleted,
-    /// A merge replaced R.
-    Merged,
+    /// A group was begun.
+    GroupBegun,
+    /// A slice entered a group.
+    SliceNamed,
     /// A run was named that has packs which were condemned by then.
     MergedCondemned,
-    /// A run was named that has packs which were gone by then.
-    MergedGone,
-    /// A merge was refused, because another one had taken its inputs.
+    /// A run was named that has packs which were dropped by then.
+    MergedDropped,
+    /// A slice was refused, because its group was no longer built or had it.
     MergeRefused,
-    /// An index object left R, since every range had its records.
-    Absorbed,
-    /// A forgotten pack became gone, since a run or an index object still named it.
-    BecameGone,
-    /// A pack left the gone ones.
-    LeftGone,
+    /// A group of index objects became complete.
+    GroupCompleted,
+    /// A group that was merged from others became complete.
+    GroupsMerged,
+    /// A complete group dropped a forgotten pack.
+    Dropped,
+    /// A group that was being built dropped a forgotten pack.
+    DroppedWhileBuilt,
+    /// A group left R.
+    GroupLeft,
+    /// A group left R with an index object that it covered.
+    GroupLeftWithObject,
+    /// A program that does not know groups lost them.
+    GroupsLost,
     /// A run was deleted.
     RunDeleted,
     /// A collector set a turn.
@@ -154,9 +166,11 @@ pub enum Event {
     Rebuilt,
     /// A session that the rebuilt R calls ending acknowledged an operation.
     AcknowledgedAfterRebuild,
+    /// A writer took over a footer that its machine had from before.
+    CachedFooterTaken,
     /// A writer learned a footer.
     FooterLearned,
-    /// A writer dropped a footer, since R lists its pack.
+    /// A writer dropped a footer, since it does not stand by R.
     FooterDropped,
     /// The object of a session was deleted.
     ObjectDeleted,
@@ -257,7 +271,8 @@ impl Protocol {
 
     /// Returns the packs that a reference of `s` may name when its base rises (rule 4).
     pub fn good(&self, state: &State, s: Session) -> PackSet {
-        let good = state.root.live.and(self.own(state, s));
+        let live = index::seen_live(self, &state.root, &state.store);
+        let good = live.and(self.own(state, s));
         match self.lacks(Mutant::LockTrusted) {
             true => good.and(state.store.locked),
             false => good,
@@ -362,6 +377,14 @@ impl Protocol {
     /// Then forgets the state that no rule can read any more, so that equal situations are equal
     /// states.
     pub fn root_replaced(&self, state: &mut State, by: Option<Session>) {
+        let is_old = by.is_some_and(|s| conversion::is_old(self, s));
+        if is_old && !self.lacks(Mutant::UnknownFieldKept) {
+            // Rule 12: such a program does not know groups, and loses them.
+            if state.root.index.groups.iter().any(|group| group.stands()) {
+                self.coverage.note(Event::GroupsLost);
+            }
+            state.root.index.lose_groups();
+        }
         for (s, process) in state.processes.iter_mut().enumerate() {
             let Some(pending) = &mut process.pending else {
                 continue;
@@ -403,7 +426,9 @@ impl Protocol {
         process.operations[usize::from(covered)..].fill(0);
         process.phase = Phase::Outside;
         process.index = PackSet::EMPTY;
-        process.learned = PackSet::EMPTY;
+        process.learned = Default::default();
+        process.tables = PackSet::EMPTY;
+        process.runs = 0;
         process.quarantine = PackSet::EMPTY;
         // The properties still check whether the operations that R covers stay whole.
         process.healing &= (1 << covered) - 1;

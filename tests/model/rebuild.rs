@@ -72,7 +72,7 @@ pub fn list(state: &State) -> Option<State> {
 }
 
 /// A repair rebuilds R from commit records. Every session that it has found is ending, with or
-/// without journals. No session holds a volume.
+/// without journals. No session holds a volume, and there are no groups.
 pub fn rebuild_cas(model: &Protocol, state: &State) -> Option<State> {
     let Loss::Listed(listed) = state.loss else {
         return None;
@@ -88,6 +88,7 @@ pub fn rebuild_cas(model: &Protocol, state: &State) -> Option<State> {
             false => Standing::Removed,
         };
     }
+    next.root.index.lose_groups();
     for volume in &mut next.root.volumes {
         volume.holder = NONE;
     }

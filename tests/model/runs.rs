@@ -1,95 +1,156 @@
-//! Merging of index objects and runs into runs (rule 12).
+//! Merging of index objects and groups into a new group of runs (rule 12).
 //!
-//! A merge is a commit of maintenance, in a session of its own: the run is uploaded, and one
-//! replacement of R names it in the place of what was merged. A merge that was interrupted needs no
-//! steps of its own, since R says how far it came.
+//! A merge is maintenance, in a session of its own. One replacement of R begins the group and names
+//! what it is made of. Then each slice is uploaded, and named by a replacement. The last
+//! replacement makes the group complete. A merge that was interrupted needs no steps of its own,
+//! since R says how far it came, and any session may go on.
 
-use crate::index::{self, INDEX_OBJECTS, IndexObject, Plane, RANGES, Run, RunState};
+use crate::index::{self, GROUPS, Group, Plane, Progress, Run, RunState, SLICES};
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
 use crate::state::{NONE, PackSet, Session, Standing, State};
 
-/// A merge whose run was sent.
+/// A slice whose run was sent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Merge {
-    /// The range.
-    pub range: u8,
-    /// The index objects that are merged; the other places are empty. In the mutant
-    /// `ManifestOfOlderRoot` all index objects of the root that the merge read.
-    pub objects: [IndexObject; INDEX_OBJECTS],
-    /// The runs that are merged, one bit each.
-    pub runs: u8,
-    /// The number of the new run, or `NONE` if it would be empty.
+    /// The group that it was made for, or `NONE` in the mutant `SliceOfOlderRoot`.
+    pub group: u8,
+    /// The slice.
+    pub slice: u8,
+    /// The number of the run, or `NONE` if it would be empty.
     pub output: u8,
+    /// Only for the mutant `GroupsOfOlderRoot`: the groups of the root that was read.
+    pub groups: [Group; GROUPS],
 }
 
-impl Merge {
-    /// Whether this index object is merged.
-    fn takes(&self, object: &IndexObject) -> bool {
-        !object.packs.is_empty() && object.merged & 1 << self.range == 0
+const ALL_SLICES: u8 = (1 << SLICES) - 1;
+
+fn is_live(state: &State, s: Session) -> bool {
+    state.root.sessions[s].standing == Standing::Live
+}
+
+/// Returns the complete groups, one bit each.
+fn complete(state: &State) -> u8 {
+    let groups = state.root.index.groups.iter().enumerate();
+    groups
+        .filter(|(_, group)| group.progress == Progress::Complete)
+        .fold(0, |mask, (g, _)| mask | 1 << g)
+}
+
+/// Rule 12: a group is begun, of all index objects that no group covers, and maybe of all complete
+/// groups. It covers what these cover.
+pub fn begin_cas(model: &Protocol, state: &State, s: Session, with_groups: bool) -> Option<State> {
+    let index = &state.root.index;
+    let is_able = is_live(state, s) && model.scenario.plane != Plane::Table;
+    let is_free = index.building().is_none() || model.lacks(Mutant::SecondGroupBegun);
+    if !is_able || !is_free {
+        return None;
     }
+    let sources = if with_groups { complete(state) } else { 0 };
+    let is_uncovered = |o: &&index::IndexObject| !o.packs.is_empty() && o.groups == 0;
+    let uncovered = index.objects.iter().filter(is_uncovered).count();
+    let has_sources = uncovered > 0 || sources != 0;
+    if !has_sources || with_groups != (sources != 0) {
+        return None;
+    }
+    let unbegun = |group: &Group| group.progress == Progress::Unbegun;
+    let g = index.groups.iter().position(unbegun)?;
+    if g >= model.scenario.groups_at_most {
+        return None;
+    }
+    let mut next = *state;
+    next.root.index.groups[g] = Group {
+        progress: Progress::Building,
+        sources,
+        ..Group::default()
+    };
+    for object in &mut next.root.index.objects {
+        let is_covered = object.groups & sources != 0 || object.groups == 0;
+        if is_covered && !object.packs.is_empty() {
+            object.groups |= 1 << g;
+        }
+    }
+    model.root_replaced(&mut next, Some(s));
+    model.coverage.note(Event::GroupBegun);
+    Some(next)
 }
 
-/// Reads R, merges all index objects that this range does not have yet, and maybe the runs of the
-/// range, and sends the run. It has neither packs that are gone nor those without a record in the
-/// range. Condemned packs stay, since references into them are still looked up (rule 4).
+/// Returns the packs of a slice of a group: those of its sources, without the ones that a source
+/// has dropped. Condemned packs stay, since references into them are still looked up (rule 4). What
+/// a source covered that is no longer in R is read from index objects.
+fn packs_of(model: &Protocol, state: &State, group: &Group, g: usize, slice: usize) -> PackSet {
+    let index = &state.root.index;
+    let mut packs = PackSet::EMPTY;
+    let is_source = |h: &usize| group.sources & 1 << h != 0 && index.groups[*h].stands();
+    let sources = (0..GROUPS).filter(is_source).fold(0, |all, h| all | 1 << h);
+    for source in (0..GROUPS).filter(is_source).map(|h| &index.groups[h]) {
+        let named = index::named_by_runs(&state.store, source, slice);
+        packs = packs.and(match model.lacks(Mutant::SliceNamesDropped) {
+            true => named,
+            false => named.without(source.dropped),
+        });
+    }
+    if model.lacks(Mutant::UnreadableSourceSkipped) {
+        packs = PackSet::EMPTY;
+    }
+    let is_covered = |o: &index::IndexObject| match g < GROUPS {
+        true => o.groups & 1 << g != 0,
+        false => true,
+    };
+    for object in &index.objects {
+        if is_covered(object) && object.groups & sources == 0 {
+            packs = packs.and(object.packs);
+        }
+    }
+    if !model.lacks(Mutant::SliceNamesOwnDropped) {
+        packs = packs.without(group.dropped);
+    }
+    if model.lacks(Mutant::MergeDropsCondemned) {
+        packs = packs.without(state.root.all_condemned());
+    }
+    state.store.holding(packs, index::objects_of(slice))
+}
+
+/// Reads R, merges a slice that the group which is built does not have, and sends the run.
 pub fn prepare(
     model: &Protocol,
     state: &State,
     s: Session,
-    range: u8,
-    with_runs: bool,
+    slice: u8,
     late: bool,
 ) -> Option<State> {
     let process = &state.processes[s];
-    let is_live = state.root.sessions[s].standing == Standing::Live;
-    let is_able = is_live && state.root.version_2;
-    if process.merge.is_some() || !is_able || model.scenario.plane == Plane::Table {
+    let is_able = is_live(state, s) && model.scenario.plane != Plane::Table;
+    if process.merge.is_some() || !is_able {
         return None;
     }
     let index = &state.root.index;
-    let mut merge = Merge {
-        range,
-        objects: index.objects,
-        runs: 0,
-        output: NONE,
-    };
-    let mut packs = PackSet::EMPTY;
-    let mut inputs = 0;
-    for object in index.objects.iter().filter(|o| merge.takes(o)) {
-        packs = packs.and(object.packs);
-        inputs += 1;
-    }
-    let objects = inputs;
-    if with_runs {
-        for (r, run) in state.store.runs.iter().enumerate() {
-            if index.runs & 1 << r != 0 && run.range == range {
-                merge.runs |= 1 << r;
-                if !model.lacks(Mutant::UnreadableInputDropped) {
-                    packs = packs.and(run.packs);
-                }
-                inputs += 1;
-            }
+    let (g, group) = match index.building() {
+        Some(g) => (g, index.groups[g]),
+        None if model.lacks(Mutant::SliceOfOlderRoot) => {
+            let sources = complete(state);
+            let group = Group {
+                sources,
+                ..Group::default()
+            };
+            (usize::from(NONE), group)
         }
-    }
-    let packs = state.store.holding(packs, index::objects_of(range.into()));
-    let drops_gone = !packs.common(index.gone).is_empty();
-    let is_useless = inputs < 2 && objects == 0 && !drops_gone;
-    if inputs == 0 || is_useless || with_runs != (merge.runs != 0) {
+        None => return None,
+    };
+    if group.slices & 1 << slice != 0 && !model.lacks(Mutant::SliceAddedTwice) {
         return None;
     }
-    let mut packs = packs.without(index.gone);
-    if model.lacks(Mutant::MergeDropsCondemned) {
-        packs = packs.without(state.root.all_condemned());
-    }
-    if !model.lacks(Mutant::ManifestOfOlderRoot) {
-        for object in &mut merge.objects {
-            let is_taken = !object.packs.is_empty() && object.merged & 1 << range == 0;
-            if !is_taken {
-                *object = IndexObject::default();
-            }
-        }
-    }
+    let packs = packs_of(model, state, &group, g, usize::from(slice));
+    let groups = match model.lacks(Mutant::GroupsOfOlderRoot) {
+        true => index.groups,
+        false => Default::default(),
+    };
+    let merge = Merge {
+        group: g as u8,
+        slice,
+        output: NONE,
+        groups,
+    };
     let mut next = *state;
     send(&mut next, s, merge, packs, late)?;
     let is_sent = |run: &&Run| run.state != RunState::Unsent;
@@ -97,7 +158,7 @@ pub fn prepare(
     (sent <= model.scenario.runs_at_most).then_some(next)
 }
 
-/// Sends the run of a merge.
+/// Sends the run of a slice.
 fn send(next: &mut State, s: Session, mut merge: Merge, packs: PackSet, late: bool) -> Option<()> {
     if packs.is_empty() {
         next.processes[s].merge = Some(merge);
@@ -117,7 +178,7 @@ fn send(next: &mut State, s: Session, mut merge: Merge, packs: PackSet, late: bo
         },
         maker: s as u8,
         sequence: process.next_pack,
-        range: merge.range,
+        slice: merge.slice,
         packs,
     };
     process.next_pack += 1;
@@ -136,28 +197,39 @@ pub fn land(state: &State, number: usize) -> Option<State> {
     Some(next)
 }
 
-/// Whether everything that was merged still stands in R.
-fn inputs_stand(merge: &Merge, state: &State) -> bool {
+/// Returns the group of this R that the slice goes into: the one that it was made for, if that is
+/// still being built.
+fn target(model: &Protocol, state: &State, merge: &Merge) -> Option<usize> {
     let index = &state.root.index;
-    let stands = |(now, before): (&IndexObject, &IndexObject)| {
-        !merge.takes(before) || (now.packs == before.packs && merge.takes(now))
-    };
-    merge.runs & !index.runs == 0 && index.objects.iter().zip(&merge.objects).all(stands)
+    let mut target = index.building();
+    let any = [Mutant::AnotherGroupTaken, Mutant::SliceOfOlderRoot];
+    if !any.iter().any(|&m| model.lacks(m)) {
+        target = Some(usize::from(merge.group));
+    }
+    if model.lacks(Mutant::GroupsOfOlderRoot) {
+        return target;
+    }
+    target.filter(|&g| {
+        let group = &index.groups[g];
+        let is_there = group.slices & 1 << merge.slice != 0;
+        let is_new = !is_there || model.lacks(Mutant::SliceAddedTwice);
+        group.progress == Progress::Building && is_new
+    })
 }
 
-/// Rule 12: the new run replaces what was merged. A race that was lost to a replacement which left
-/// the inputs in R costs no upload. `late`: the answer is lost, so the session goes on as before.
+/// Rule 12: the run enters the group. The group must be the one that the run was made for, and must
+/// still be built in the R that is replaced. `late`: the answer is lost, so the session goes on as
+/// before.
 pub fn merge_cas(model: &Protocol, state: &State, s: Session, late: bool) -> Option<State> {
     let merge = state.processes[s].merge?;
-    let is_live = state.root.sessions[s].standing == Standing::Live;
-    if !is_live && !model.lacks(Mutant::CasWithoutLiveSession) {
+    if !is_live(state, s) && !model.lacks(Mutant::CasWithoutLiveSession) {
         model.coverage.note(Event::DeadSessionRefused);
         return None;
     }
-    if !inputs_stand(&merge, state) && !model.lacks(Mutant::MergeInputsUnchecked) {
+    let Some(g) = target(model, state, &merge) else {
         model.coverage.note(Event::MergeRefused);
         return None;
-    }
+    };
     let output = state.store.runs.get(usize::from(merge.output));
     let is_answered = output.is_none_or(|run| run.state != RunState::Flying);
     if !is_answered && !model.lacks(Mutant::UnacknowledgedNamed) {
@@ -169,67 +241,56 @@ pub fn merge_cas(model: &Protocol, state: &State, s: Session, late: bool) -> Opt
     } else {
         next.processes[s].merge = None;
     }
-    note(model, state, output);
-    apply(model, &mut next, &merge);
-    next.root.sessions[s].floor = state.processes[s].next_pack;
-    model.root_replaced(&mut next, Some(s));
-    Some(next)
-}
-
-fn note(model: &Protocol, state: &State, output: Option<&Run>) {
     let packs = output.map_or(PackSet::EMPTY, |run| run.packs);
-    model.coverage.note(Event::Merged);
     if !packs.common(state.root.all_condemned()).is_empty() {
         model.coverage.note(Event::MergedCondemned);
     }
-    if !packs.common(state.root.index.gone).is_empty() {
-        model.coverage.note(Event::MergedGone);
+    if !packs.common(state.root.index.groups[g].dropped).is_empty() {
+        model.coverage.note(Event::MergedDropped);
     }
-}
-
-/// Changes the index of R. An index object leaves R once every range has its records.
-fn apply(model: &Protocol, next: &mut State, merge: &Merge) {
-    const ALL: u8 = (1 << RANGES) - 1;
-    let was_named = index::named(&next.root, &next.store);
-    let index = &mut next.root.index;
-    if model.lacks(Mutant::ManifestOfOlderRoot) {
-        index.objects = merge.objects;
+    if model.lacks(Mutant::GroupsOfOlderRoot) {
+        next.root.index.groups = merge.groups;
     }
-    for (now, before) in index.objects.iter_mut().zip(&merge.objects) {
-        if !merge.takes(before) || now.packs != before.packs {
-            continue;
-        }
-        now.merged |= 1 << merge.range;
-        if now.merged == ALL || model.lacks(Mutant::AbsorbedEarly) {
-            *now = IndexObject::default();
-            model.coverage.note(Event::Absorbed);
-        }
-    }
-    index.runs &= !merge.runs;
-    let mut output = PackSet::EMPTY;
+    let group = &mut next.root.index.groups[g];
+    group.slices |= 1 << merge.slice;
     if merge.output != NONE {
-        index.runs |= 1 << merge.output;
-        output = next.store.runs[usize::from(merge.output)].packs;
+        group.runs |= 1 << merge.output;
     }
-    let named = match model.lacks(Mutant::GoneLeavesEarly) {
-        true => output,
-        false => index::named(&next.root, &next.store),
-    };
-    if !model.lacks(Mutant::GoneStays) {
-        let gone = &mut next.root.index.gone;
-        if !gone.within(named) && gone.within(was_named) {
-            model.coverage.note(Event::LeftGone);
-        }
-        *gone = gone.common(named);
-    }
-    index::settle(model, next);
+    next.root.sessions[s].floor = state.processes[s].next_pack;
+    model.root_replaced(&mut next, Some(s));
+    model.coverage.note(Event::SliceNamed);
+    Some(next)
 }
 
-/// The session finds that another merge has taken its inputs, or that its own replacement was
-/// applied. Its run, if R does not name it, is garbage.
-pub fn abandon(state: &State, s: Session) -> Option<State> {
+/// Rule 12: the group has all slices, becomes complete, and takes the place of its sources. What
+/// these had dropped before is in no slice.
+pub fn complete_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    let g = state.root.index.building()?;
+    let group = state.root.index.groups[g];
+    let has_all = group.slices == ALL_SLICES || model.lacks(Mutant::CompletedEarly);
+    if !is_live(state, s) || !has_all {
+        return None;
+    }
+    let mut next = *state;
+    next.root.index.groups[g].progress = Progress::Complete;
+    next.root.index.groups[g].sources = 0;
+    if !model.lacks(Mutant::SourcesStay) {
+        let sources = (0..GROUPS).filter(|h| group.sources & 1 << h != 0);
+        sources.for_each(|h| next.root.index.leave(h));
+    }
+    model.root_replaced(&mut next, Some(s));
+    model.coverage.note(match group.sources {
+        0 => Event::GroupCompleted,
+        _ => Event::GroupsMerged,
+    });
+    Some(next)
+}
+
+/// The session finds that its group is no longer built, or that its own replacement was applied.
+/// Its run, if R does not name it, is garbage.
+pub fn abandon(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let merge = state.processes[s].merge?;
-    if inputs_stand(&merge, state) {
+    if target(model, state, &merge).is_some() {
         return None;
     }
     let mut next = *state;
@@ -237,7 +298,21 @@ pub fn abandon(state: &State, s: Session) -> Option<State> {
     Some(next)
 }
 
-/// Rule 8: a run that R does not name, and that is not at or above the floor of a session in R, is
+/// A replacement takes a group out of R, whatever for: a repair that found it wrong, a program that
+/// writes index objects anew. A group that is merged from it goes on, with what the index objects
+/// say.
+pub fn leave_cas(model: &Protocol, state: &State, g: usize) -> Option<State> {
+    if !state.root.index.groups[g].stands() {
+        return None;
+    }
+    let mut next = *state;
+    next.root.index.leave(g);
+    model.root_replaced(&mut next, None);
+    model.coverage.note(Event::GroupLeft);
+    Some(next)
+}
+
+/// Rule 12: a run that R does not name, and that is not at or above the floor of a session in R, is
 /// deleted without waiting. Only R and its own session can refer to it.
 pub fn delete(model: &Protocol, state: &State, number: usize) -> Option<State> {
     let run = &state.store.runs[number];
@@ -247,7 +322,7 @@ pub fn delete(model: &Protocol, state: &State, number: usize) -> Option<State> {
         && !model.lacks(Mutant::OwnRunsSwept);
     let seen_absent = state.store.descriptions.unregistered & 1 << maker != 0;
     let is_own = is_own && !(seen_absent && model.lacks(Mutant::SweptByOlderRoot));
-    if run.state != RunState::Landed || state.root.index.runs & 1 << number != 0 || is_own {
+    if run.state != RunState::Landed || state.root.index.runs() & 1 << number != 0 || is_own {
         return None;
     }
     let mut next = *state;

@@ -12,14 +12,17 @@ use Write::{Fresh, FreshWith, NewSegment, Reuse, Split};
 
 mod changes;
 mod failures;
+mod groups;
 mod version2;
 
 pub use changes::*;
 pub use failures::*;
+pub use groups::*;
 pub use version2::*;
 
 const UNUSED: Role = Role::Unused;
 const COLLECTOR: Role = Role::Collector;
+const MERGER: Role = Role::Merger;
 
 /// A writer that holds its volume from the start.
 const fn mounted(volume: usize, menu: &'static [&'static [Write]]) -> Role {

@@ -13,7 +13,8 @@ use crate::clones::{Cloning, SNAPSHOTS, Snapshot};
 use crate::conversion::Converting;
 use crate::descriptions::Descriptions;
 use crate::fences::Fences;
-use crate::index::{Index, RUNS, Run};
+use crate::index::{Absorb, Index, RUNS, Run};
+use crate::learned::Learned;
 use crate::rebuild::Loss;
 use crate::runs::Merge;
 
@@ -270,7 +271,7 @@ pub struct Root {
     pub volumes: [Volume; VOLUMES],
     /// The sessions.
     pub sessions: [SessionEntry; SESSIONS],
-    /// Version 2: index objects, runs and gone packs. `live` then follows from these.
+    /// Index objects and groups of runs. `live` then follows from the index objects.
     pub index: Index,
     /// Whether R is one of version 2; only scenarios that convert begin with one of version 1.
     pub version_2: bool,
@@ -380,7 +381,7 @@ pub struct Store {
     pub lost: [u8; SESSIONS],
     /// Version 2: fences of sessions, written and under way.
     pub fences: Fences,
-    /// Version 2: the runs.
+    /// The runs.
     pub runs: [Run; RUNS],
     /// Version 2: what the objects of the sessions say in addition to the bases.
     pub descriptions: Descriptions,
@@ -424,13 +425,6 @@ pub enum Phase {
     Marked,
 }
 
-impl Process {
-    /// Takes the index and the quarantine from R.
-    pub fn read_index(&mut self, root: &Root) {
-        (self.index, self.quarantine) = (root.live, root.quarantine);
-    }
-}
-
 /// A commit whose CAS was sent and whose answer is outstanding.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Pending {
@@ -442,6 +436,8 @@ pub struct Pending {
     pub add: PackSet,
     /// Floor that it sets.
     pub floor: u8,
+    /// What it does with an older index object.
+    pub absorb: Absorb,
     /// Only for the mutant `UnchangedEtagTrusted`: the ETag of the R that it replaces.
     pub base: u32,
     /// Whether the writer has seen another R since then that does not hold the commit.
@@ -493,7 +489,7 @@ pub struct Process {
     pub knows_version_2: bool,
     /// Version 2, new holder: the sessions of which it knows that their fence stands, one bit each.
     pub fenced: u8,
-    /// Version 2, merging session: the merge under way.
+    /// Merging session: the slice under way.
     pub merge: Option<Merge>,
     /// The process has ended.
     pub dead: bool,
@@ -503,8 +499,13 @@ pub struct Process {
     pub converting: Option<Converting>,
     /// Version 2: a root that was read after the answer to the session's object showed it live.
     pub announced: bool,
-    /// Version 2: packs whose footers the session has learned.
-    pub learned: PackSet,
+    /// Sampled writer: the packs whose footers the session has learned.
+    pub learned: Learned,
+    /// Sampled writer: the packs of the index objects that no complete group of the loaded root
+    /// covers.
+    pub tables: PackSet,
+    /// Sampled writer: the runs of the complete groups of the loaded root, one bit each.
+    pub runs: u8,
     /// Only for the mutant `MatchedOutsideLock`: packs that were found for the next operation.
     pub found: PackSet,
     /// Only for the mutant `GetBeforeAnswer`: how many journals had been sent when R was read.

@@ -6,7 +6,7 @@
 //! may be lost, sending and arriving are two steps.
 
 use crate::clones::SNAPSHOTS;
-use crate::index::{Plane, RANGES, RUNS};
+use crate::index::{Absorb, GROUPS, Plane, RUNS, SLICES};
 use crate::mutants::Mutant;
 use crate::protocol::Protocol;
 use crate::state::{EPOCHS, JOURNALS, Pack, Phase, SESSIONS, Session, State};
@@ -92,6 +92,8 @@ pub enum Step {
         last: u8,
         /// Whether the answer is lost.
         late: bool,
+        /// What it does with an older index object.
+        absorb: Absorb,
     },
     /// A slow commit arrives while R is still the one that it was prepared from.
     CommitLand(Session),
@@ -112,30 +114,38 @@ pub enum Step {
     FenceLand(Session),
     /// Version 2: a fence is deleted.
     FenceDelete(Session),
-    /// Version 2, rule 12: a session reads R, merges index objects and maybe runs of a range, and
-    /// sends the new run.
+    /// Rule 12: a group is begun.
+    MergeBeginCas {
+        /// The session.
+        s: Session,
+        /// Whether it is merged from the complete groups too.
+        with_groups: bool,
+    },
+    /// Rule 12: a session reads R, merges a slice, and sends the run.
     MergePrepare {
         /// The session.
         s: Session,
-        /// The range.
-        range: u8,
-        /// Whether the runs of the range are merged too.
-        with_runs: bool,
+        /// The slice.
+        slice: u8,
         /// Whether the PUT is slow.
         late: bool,
     },
     /// A slow run arrives.
     RunLand(usize),
-    /// Rule 12: the new run replaces what was merged.
+    /// Rule 12: the run enters the group.
     MergeCas {
         /// The session.
         s: Session,
         /// Whether the answer is lost.
         late: bool,
     },
-    /// A session gives up a merge whose inputs are no longer in R.
+    /// Rule 12: the group becomes complete, and its sources leave R.
+    MergeCompleteCas(Session),
+    /// A session gives up a slice whose group is no longer built.
     MergeAbandon(Session),
-    /// Rule 8: a run that R does not name is deleted.
+    /// Rule 12: a replacement takes a group out of R.
+    GroupLeaveCas(usize),
+    /// Rule 12: a run that R does not name is deleted.
     RunDelete(usize),
     /// Rule 7: the uncovered operations of the ending sessions are committed, and these sessions
     /// leave R.
@@ -177,8 +187,8 @@ pub enum Step {
     ConvertPrepare(Session),
     /// Rule 15: the root becomes one of version 2.
     ConvertCas(Session),
-    /// Version 2, rule 13: a look-up finds a pack, and its footer is read.
-    LearnFooter(Session, Pack),
+    /// Rule 13: a look-up in a run finds a pack, and its footer is read.
+    LearnFooter(Session, usize, Pack),
     /// Mutant `MatchedOutsideLock` only: packs are found for the next operation.
     MatchFind(Session),
     /// Version 2: a collector asks the others to wait.
@@ -196,7 +206,12 @@ pub enum Step {
     /// Rule 8c: a collector finds that the bases of all sessions have reached the epoch.
     CollectDecide(u8),
     /// Rule 8: an epoch whose packs are gone is forgotten.
-    ForgetEpochCas(u8),
+    ForgetEpochCas {
+        /// The epoch.
+        epoch: u8,
+        /// Whether a program does it that does not know groups.
+        old: bool,
+    },
     /// Rule 8c: a DELETE arrives, however late.
     DeleteLand(Pack),
     /// A lock ends, at any time by the bucket's clock.
@@ -289,6 +304,9 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
             steps.extend((0..SESSIONS).map(Step::ObjectSweepRead));
         }
         steps.extend((0..RUNS).flat_map(|r| [Step::RunLand(r), Step::RunDelete(r)]));
+        if model.scenario.groups_leave {
+            steps.extend((0..GROUPS).map(Step::GroupLeaveCas));
+        }
     }
     if model.scenario.fences {
         steps.extend((0..SESSIONS).flat_map(|v| [Step::FenceLand(v), Step::FenceDelete(v)]));
@@ -298,7 +316,10 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
     }
     for epoch in 1..=model.scenario.last_epoch.min(state.root.epoch) {
         steps.push(Step::CollectDecide(epoch));
-        steps.push(Step::ForgetEpochCas(epoch));
+        steps.push(Step::ForgetEpochCas { epoch, old: false });
+        if model.scenario.old != 0 {
+            steps.push(Step::ForgetEpochCas { epoch, old: true });
+        }
         let others = 1..=state.root.epoch;
         steps.extend(others.map(|to| Step::MoveLockedCas { from: epoch, to }));
     }
@@ -329,23 +350,32 @@ fn of_objects(model: &Protocol, steps: &mut Vec<Step>) {
 
 fn of_merger(s: Session, steps: &mut Vec<Step>) {
     let both = [false, true];
-    for range in 0..RANGES as u8 {
-        for with_runs in both {
-            steps.extend(both.map(|late| Step::MergePrepare {
-                s,
-                range,
-                with_runs,
-                late,
-            }));
-        }
+    steps.extend(both.map(|with_groups| Step::MergeBeginCas { s, with_groups }));
+    for slice in 0..SLICES as u8 {
+        steps.extend(both.map(|late| Step::MergePrepare { s, slice, late }));
     }
     steps.extend(both.map(|late| Step::MergeCas { s, late }));
-    steps.push(Step::MergeAbandon(s));
+    steps.extend([Step::MergeCompleteCas(s), Step::MergeAbandon(s)]);
 }
 
 fn push_fences(s: Session, steps: &mut Vec<Step>) {
     for v in (0..SESSIONS).filter(|&v| v != s) {
         steps.extend([false, true].map(|late| Step::FencePut { s, v, late }));
+    }
+}
+
+fn push_commits(model: &Protocol, s: Session, last: u8, steps: &mut Vec<Step>) {
+    let absorbing = match model.scenario.absorbs {
+        true => &[Absorb::No, Absorb::Take, Absorb::Copy][..],
+        false => &[Absorb::No],
+    };
+    for &absorb in absorbing {
+        steps.extend([false, true].map(|late| Step::CommitCas {
+            s,
+            last,
+            late,
+            absorb,
+        }));
     }
 }
 
@@ -406,7 +436,17 @@ fn of_writer(
         steps.push(Step::JournalKeep(s));
     }
     if model.scenario.sampled {
-        steps.extend(process.index.iter().map(|p| Step::LearnFooter(s, p)));
+        let packs = |r| {
+            process
+                .index
+                .iter()
+                .map(move |p| Step::LearnFooter(s, r, p))
+        };
+        steps.extend(
+            (0..RUNS)
+                .filter(|r| process.runs & 1 << r != 0)
+                .flat_map(packs),
+        );
     }
     steps.push(Step::FsyncGet(s));
     steps.push(Step::ReplaceCondemned(s));
@@ -416,7 +456,7 @@ fn of_writer(
     }
     if process.phase == Phase::Mounted || model.lacks(Mutant::NewHolderAcceptsEarly) {
         for last in process.covered + 1..=process.accepted {
-            steps.extend(both.map(|late| Step::CommitCas { s, last, late }));
+            push_commits(model, s, last, steps);
         }
         steps.push(Step::CommitLand(s));
     }
@@ -455,7 +495,7 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::ReplaceCondemned(s) => writer::replace_condemned(model, state, s),
         Step::BaseSend { s, late } => writer::base_send(model, state, s, late),
         Step::BaseLand(s, base) => writer::base_land(model, state, s, base),
-        Step::BaseAnswer(s) => writer::base_answer(state, s),
+        Step::BaseAnswer(s) => writer::base_answer(model, state, s),
         Step::JournalPut { s, late } => journal::put(model, state, s, late),
         Step::JournalLand(s, n) => journal::land(model, state, s, n),
         Step::JournalDelete(s, n) => journal::delete(model, state, s, n),
@@ -467,19 +507,22 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::AcceptLoss(s) => new_holder::accept_loss(model, state, s),
         Step::FsyncGet(s) => journal::fsync_get(model, state, s),
         Step::EarlyGet(s) => journal::early_get(model, state, s),
-        Step::CommitCas { s, last, late } => writer::commit_cas(model, state, s, last, late),
+        Step::CommitCas {
+            s,
+            last,
+            late,
+            absorb,
+        } => writer::commit_cas(model, state, s, last, late, absorb),
         Step::CommitLand(s) => writer::commit_land(model, state, s),
         Step::TakeCas(s) => new_holder::take_cas(model, state, s),
         Step::TakeList(s) => new_holder::list(model, state, s),
-        Step::MergePrepare {
-            s,
-            range,
-            with_runs,
-            late,
-        } => runs::prepare(model, state, s, range, with_runs, late),
+        Step::MergeBeginCas { s, with_groups } => runs::begin_cas(model, state, s, with_groups),
+        Step::MergePrepare { s, slice, late } => runs::prepare(model, state, s, slice, late),
         Step::RunLand(r) => runs::land(state, r),
         Step::MergeCas { s, late } => runs::merge_cas(model, state, s, late),
-        Step::MergeAbandon(s) => runs::abandon(state, s),
+        Step::MergeCompleteCas(s) => runs::complete_cas(model, state, s),
+        Step::MergeAbandon(s) => runs::abandon(model, state, s),
+        Step::GroupLeaveCas(g) => runs::leave_cas(model, state, g),
         Step::RunDelete(r) => runs::delete(model, state, r),
         Step::FencePut { s, v, late } => fences::put(model, state, s, v, late),
         Step::FenceLand(v) => fences::land(model, state, v),
@@ -501,7 +544,7 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::AnnounceGet(s) => rebuild::announce(model, state, s),
         Step::ConvertPrepare(s) => conversion::prepare(model, state, s),
         Step::ConvertCas(s) => conversion::convert_cas(model, state, s),
-        Step::LearnFooter(s, p) => learned::learn_footer(model, state, s, p),
+        Step::LearnFooter(s, r, p) => learned::learn_footer(model, state, s, r, p),
         Step::MatchFind(s) => learned::find(state, s),
         Step::TurnCas(s) => collector::turn_cas(model, state, s),
         Step::Crash(s) => descriptions::crash(model, state, s),
@@ -510,7 +553,9 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::ObjectSweep(v) => descriptions::sweep(model, state, v),
         Step::ObjectDeleteLand(v) => descriptions::delete_land(model, state, v),
         Step::CollectDecide(epoch) => collector::decide(model, state, epoch),
-        Step::ForgetEpochCas(epoch) => collector::forget_epoch_cas(model, state, epoch),
+        Step::ForgetEpochCas { epoch, old } => {
+            collector::forget_epoch_cas(model, state, epoch, old)
+        }
         Step::DeleteLand(p) => collector::delete_land(model, state, p),
         Step::LockEnd(p) => collector::lock_end(state, p),
         Step::MoveLockedCas { from, to } => collector::move_locked_cas(model, state, from, to),

@@ -1,7 +1,9 @@
 //! The parameters of a scenario: the processes, the operations that they may do, and the faults
 //! that may happen.
 
-use crate::index::{self, IndexObject, Plane, RANGES, RUNS, Run, RunState};
+use crate::index::{
+    self, GROUPS, Group, IndexObject, Plane, Progress, RUNS, Run, RunState, SLICES,
+};
 use crate::protocol::Event;
 use crate::state::{
     Content, EPOCHS, Faults, GIVEN_PACKS, NONE, Objects, PACKS, PackSet, Phase, Process, Root,
@@ -42,7 +44,7 @@ pub enum Role {
     },
     /// A collector, registered from the start.
     Collector,
-    /// Version 2: a session that merges index objects and runs, registered from the start.
+    /// A session that merges index objects and groups, registered from the start.
     Merger,
     /// Version 2: a session that makes clones, registered from the start.
     Cloner,
@@ -98,19 +100,27 @@ pub struct Scenario {
     pub plane: Plane,
     /// How many runs are written at most, with those of the start.
     pub runs_at_most: usize,
+    /// How many groups are begun at most, with that of the start.
+    pub groups_at_most: usize,
+    /// Whether replacements take groups out of R, for whatever reason.
+    pub groups_leave: bool,
+    /// Whether commits absorb index objects.
+    pub absorbs: bool,
     /// Version 2: collectors that lose races set a turn.
     pub turns: bool,
     /// Version 2: processes crash, and a new holder ends only sessions that it takes for dead.
     pub judged: bool,
-    /// Version 2: writers match new data only with packs whose footers they have learned.
+    /// Writers match new data only with index objects that no complete group covers, and with packs
+    /// whose footers they have learned.
     pub sampled: bool,
-    /// Version 2: packs whose footers the machines have from before, one bit each.
+    /// Packs whose footers the machines have from before, one bit each. The runs of the start have
+    /// named them.
     pub cached: u16,
     /// Version 2: volumes other than the first are clones, made of snapshots.
     pub clones: bool,
     /// R is lost once, and rebuilt.
     pub rebuilds: bool,
-    /// The repository begins as one of version 1.
+    /// The repository begins as one of version 1, and may be converted.
     pub converts: bool,
     /// Processes whose program knows version 1 only, one bit each.
     pub old: u8,
@@ -151,6 +161,9 @@ pub const QUIET: Scenario = Scenario {
     fences: false,
     plane: Plane::Table,
     runs_at_most: RUNS,
+    groups_at_most: GROUPS,
+    groups_leave: false,
+    absorbs: false,
     turns: false,
     judged: false,
     sampled: false,
@@ -172,27 +185,36 @@ impl Scenario {
         }
     }
 
-    /// Puts the packs of the start into an index object, or into runs.
+    /// Whether the repository begins as one of version 1: it is converted, or old programs work on
+    /// it.
+    fn begins_old(&self) -> bool {
+        self.converts || self.old != 0
+    }
+
+    /// Puts the packs of the start into an index object, and maybe into a group too.
     fn fill_index(&self, state: &mut State, given: PackSet) {
-        match self.plane {
-            Plane::Table => {}
-            Plane::Objects => {
-                state.root.index.objects[0] = IndexObject {
-                    packs: given,
-                    merged: index::without_records(&state.store, given),
+        let index = &mut state.root.index;
+        if self.plane != Plane::Table {
+            index.objects[0] = IndexObject {
+                packs: given,
+                groups: u8::from(self.plane == Plane::Groups),
+            };
+        }
+        if self.plane == Plane::Groups {
+            index.groups[0] = Group {
+                progress: Progress::Complete,
+                slices: (1 << SLICES) - 1,
+                runs: (1 << SLICES) - 1,
+                ..Group::default()
+            };
+            for slice in 0..SLICES {
+                state.store.runs[slice] = Run {
+                    state: RunState::Landed,
+                    maker: 0,
+                    sequence: 0,
+                    slice: slice as u8,
+                    packs: state.store.holding(given, index::objects_of(slice)),
                 };
-            }
-            Plane::Runs => {
-                for range in 0..RANGES {
-                    state.root.index.runs |= 1 << range;
-                    state.store.runs[range] = Run {
-                        state: RunState::Landed,
-                        maker: 0,
-                        sequence: 0,
-                        range: range as u8,
-                        packs: state.store.holding(given, index::objects_of(range)),
-                    };
-                }
             }
         }
     }
@@ -222,7 +244,7 @@ impl Scenario {
                 snapshots: Default::default(),
                 sessions: [SessionEntry::default(); SESSIONS],
                 index: Default::default(),
-                version_2: !self.converts,
+                version_2: !self.begins_old(),
                 turn: NONE,
             },
             store: Store {
@@ -262,14 +284,16 @@ impl Scenario {
                 listing: [0; SESSIONS],
                 accepts_loss: false,
                 candidates: PackSet::EMPTY,
-                knows_version_2: !self.converts,
+                knows_version_2: !self.begins_old(),
                 fenced: 0,
                 merge: None,
                 dead: false,
                 cloning: None,
                 converting: None,
                 announced: false,
-                learned: PackSet::EMPTY,
+                learned: Default::default(),
+                tables: PackSet::EMPTY,
+                runs: 0,
                 found: PackSet::EMPTY,
                 early: 0,
             }; SESSIONS],
@@ -298,6 +322,11 @@ impl Scenario {
                     // Every writer has read the first root. By rule 4, one that registers later
                     // reads the root that registers it.
                     process.index = given;
+                    if self.sampled && self.plane == Plane::Groups {
+                        process.runs = (1 << SLICES) - 1;
+                    } else if self.sampled {
+                        process.tables = given;
+                    }
                     if mounted {
                         process.phase = Phase::Mounted;
                         state.root.sessions[s].standing = Standing::Live;

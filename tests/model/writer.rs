@@ -2,7 +2,7 @@
 //! commit (rules 2 to 5).
 
 use crate::descriptions;
-use crate::index;
+use crate::index::{self, Absorb};
 use crate::journal;
 use crate::learned;
 use crate::mutants::Mutant;
@@ -210,8 +210,8 @@ pub fn replace_condemned(model: &Protocol, state: &State, s: Session) -> Option<
         return None;
     }
     let live = match model.lacks(Mutant::QuarantinedPlaceTaken) {
-        true => next.root.live,
-        false => next.root.live.without(next.root.quarantine),
+        true => index::seen_live(model, &next.root, &next.store),
+        false => index::seen_live(model, &next.root, &next.store).without(next.root.quarantine),
     };
     for object in missing.each() {
         if let Some(p) = next.store.holding(live, object).first() {
@@ -354,14 +354,14 @@ pub fn base_land(model: &Protocol, state: &State, s: Session, base: u8) -> Optio
 }
 
 /// Only in the mutant that binds a base when its PUT is answered.
-pub fn base_answer(state: &State, s: Session) -> Option<State> {
+pub fn base_answer(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let base = state.store.published[s];
     if base == NONE || base <= state.processes[s].bound {
         return None;
     }
     let mut next = *state;
     next.processes[s].bound = base;
-    next.processes[s].read_index(&next.root);
+    learned::read_index(model, &mut next, s);
     Some(next)
 }
 
@@ -369,7 +369,7 @@ pub fn base_answer(state: &State, s: Session) -> Option<State> {
 /// object that is neither live nor added with it.
 pub fn without_failing(model: &Protocol, state: &State, mut add: PackSet) -> PackSet {
     loop {
-        let live = index::judged_live(model, &state.root);
+        let live = index::seen_live(model, &state.root, &state.store);
         let there = state.store.objects(live.and(add));
         let failing = add.iter().find(|&p| {
             !state.store.contents[p]
@@ -391,6 +391,7 @@ pub fn commit_cas(
     s: Session,
     last: u8,
     late: bool,
+    absorb: Absorb,
 ) -> Option<State> {
     let blind = model.lacks(Mutant::CommitWithoutRereading);
     if state.root.turn != NONE && model.lacks(Mutant::TurnObeyedForEver) {
@@ -426,7 +427,7 @@ pub fn commit_cas(
         if !model.lacks(Mutant::CommitChecksReachableOnly) {
             add = without_failing(model, &next, add);
         }
-        let live = index::judged_live(model, &next.root).and(add);
+        let live = index::seen_live(model, &next.root, &next.store).and(add);
         let reached = tree_after(model, &next, s, last)?;
         if !reached.without(next.store.objects(live)).is_empty() {
             return None;
@@ -439,7 +440,7 @@ pub fn commit_cas(
             return None;
         }
     }
-    if !index::has_room(model, &next, add) {
+    if !index::has_room(model, &next, add, absorb) {
         return None;
     }
     let floor = floor_after(model, &next, s, last, add);
@@ -448,6 +449,7 @@ pub fn commit_cas(
         last,
         add,
         floor,
+        absorb,
         base: match model.lacks(Mutant::UnchangedEtagTrusted) {
             true => next.root.etag(),
             false => 0,
@@ -508,7 +510,7 @@ fn apply_commit(model: &Protocol, next: &mut State, s: Session, pending: Pending
     entry.covered = pending.last;
     // A floor never goes down: the packs that it has passed may be condemned.
     entry.floor = entry.floor.max(pending.floor);
-    index::enter(model, next, pending.add);
+    index::enter(model, next, pending.add, pending.absorb);
     next.root.volumes[volume].holder = s as u8;
     model.root_replaced(next, Some(s));
     model.coverage.note(Event::Committed);

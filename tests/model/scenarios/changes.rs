@@ -81,7 +81,8 @@ pub const CONVERSION: Scenario = Scenario {
     leave: true,
     end_sessions: true,
     plane: Plane::Objects,
-    runs_at_most: 2,
+    runs_at_most: 1,
+    groups_at_most: 1,
     converts: true,
     old: 0b0001,
     absent: 0b1100,
@@ -90,9 +91,9 @@ pub const CONVERSION: Scenario = Scenario {
         Event::ConversionRefused,
         Event::Replayed,
         Event::Left,
-        Event::Merged,
+        Event::GroupBegun,
+        Event::GroupsLost,
         Event::Condemned,
-        Event::BecameGone,
         Event::Deleted,
     ],
     ..QUIET
@@ -135,13 +136,14 @@ pub const OLD_COLLECTOR: Scenario = Scenario {
         COLLECTOR,
     ],
     trees: [0, NONE, NONE],
+    runs_at_most: 2,
     old: 0b1000,
     absent: 0b1100,
     reaches: &[
         Event::Converted,
         Event::ConversionRefused,
         Event::Condemned,
-        Event::Merged,
+        Event::GroupCompleted,
     ],
     ..CONVERSION
 };

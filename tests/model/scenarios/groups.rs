@@ -256,7 +256,7 @@ pub const RUNS_TWO_EPOCHS: Scenario = Scenario {
 pub const RUNS_FORGOTTEN_TWICE: Scenario = Scenario {
     name: "runs, forgotten twice",
     roles: [
-        mounted(0, &[&[Fresh(1)], &[Reuse(2), Reuse(0)]]),
+        mounted(0, &[&[Fresh(1)], &[Reuse(2)]]),
         UNUSED,
         MERGER,
         COLLECTOR,
@@ -265,6 +265,8 @@ pub const RUNS_FORGOTTEN_TWICE: Scenario = Scenario {
     trees: [0, NONE, NONE],
     last_epoch: 2,
     refresh: true,
+    runs_at_most: 4,
+    groups_at_most: 2,
     reaches: &[
         Event::GroupsMerged,
         Event::Dropped,

@@ -217,9 +217,8 @@ impl Renew for NewestRoot {
         let renewed = async {
             let view = self.handle.refresh().await?;
             let condemned = self.lists.known_condemned(&view.root).await?;
-            content_store
-                .load_index(&view.root.index, &condemned)
-                .await?;
+            let sources = self.lists.sources(&view.root).await?;
+            content_store.load_index(&sources, &condemned).await?;
             Ok::<_, RootError>(())
         };
         renewed.await.is_ok()
@@ -441,12 +440,11 @@ impl Repository {
     /// [`RootError::CondemnedUnknown`] if a list of condemned packs cannot be read; otherwise as
     /// [`Repository::snapshots`].
     pub async fn load_index_to_write(&self) -> Result<(), RootError> {
+        self.content_store.match_new_data();
         self.load(&self.handle.current()).await?;
         let (view, condemned) = self.condemned().await?;
-        Ok(self
-            .content_store
-            .load_index(&view.root.index, &condemned)
-            .await?)
+        let sources = self.lists.sources(&view.root).await?;
+        Ok(self.content_store.load_index(&sources, &condemned).await?)
     }
 
     /// Returns all packs that are condemned in the root as last read.
@@ -496,9 +494,8 @@ impl Repository {
 
     async fn load_once(&self, view: &RootView) -> Result<(), RootError> {
         let condemned = self.lists.known_condemned(&view.root).await?;
-        self.content_store
-            .load_index(&view.root.index, &condemned)
-            .await?;
+        let sources = self.lists.sources(&view.root).await?;
+        self.content_store.load_index(&sources, &condemned).await?;
         // A quarantine that cannot be read does not stop the caller: the reader of a damaged object
         // finds the damage itself.
         if let Err(error) = self.heed_quarantine(view).await {

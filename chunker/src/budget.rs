@@ -35,6 +35,12 @@ impl MemoryBudget {
         }
     }
 
+    /// Returns the most bytes of memory for the filters of runs, by which a writer decides whether
+    /// data may be stored already: half as many as for the cache.
+    pub fn filter_bytes(&self) -> u64 {
+        self.cache_bytes / 2
+    }
+
     /// Returns this budget with every part raised to its minimum.
     pub(crate) fn at_least_workable(self) -> Self {
         Self {

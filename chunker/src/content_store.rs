@@ -17,7 +17,7 @@ use bkfs_store::entropy::Entropy;
 
 use crate::cache::{DiskCache, make_directory};
 use crate::catalog::{
-    Catalog, IndexRef, ListedCopies, OpenedRun, PackLocation, RunRef, TableFiles,
+    Catalog, IndexSources, ListedCopies, OpenedRun, PackLocation, RunRef, TableFiles,
 };
 use crate::crypto::Keyring;
 use crate::error::ContentError;
@@ -150,8 +150,9 @@ impl ContentStore {
         self.shared.link.counters.snapshot()
     }
 
-    /// Makes the local index match the root's list: downloads missing index objects and drops those
-    /// that are no longer listed.
+    /// Makes the local index match what the root says: downloads missing index objects and drops
+    /// those that are no longer listed. Index objects that a group of runs answers for are not
+    /// downloaded: the runs are asked when a look-up needs them.
     ///
     /// Cheap if nothing has changed. Readers still find blobs in `condemned` packs, but no new
     /// reference to them is made.
@@ -167,10 +168,21 @@ impl ContentStore {
     /// - [`ContentError::Internal`] if a worker's job panics or a new table does not open.
     pub async fn load_index(
         &self,
-        index: &[IndexRef],
+        sources: &IndexSources,
         condemned: &HashSet<PackName>,
     ) -> Result<(), ContentError> {
-        self.shared.catalog.load(index, condemned).await
+        self.shared.catalog.load(sources, condemned).await
+    }
+
+    /// Prepares for matching new data with what runs have: from the next
+    /// [`ContentStore::load_index`] on, filters of the runs are read into memory, as far as
+    /// [`MemoryBudget::filter_bytes`](crate::budget::MemoryBudget::filter_bytes) allows. If they need
+    /// more, a sample of the blobs is looked up, and the footers of the packs that hold these answer
+    /// for their neighbours.
+    pub fn match_new_data(&self) {
+        self.shared
+            .catalog
+            .match_within(self.config().memory.filter_bytes());
     }
 
     /// Returns those of `packs` that no loaded index object lists or that are condemned.
@@ -271,17 +283,6 @@ impl ContentStore {
     /// be read.
     pub async fn open_run(&self, reference: RunRef) -> Result<OpenedRun, ContentError> {
         self.shared.catalog.open_run(reference).await
-    }
-
-    /// Makes exactly these runs part of what reads look up. A run is opened by two requests; its
-    /// records are read when they are asked for. Only reads ask runs: writers do not match them.
-    ///
-    /// Cancel safety: dropped, it has changed nothing.
-    ///
-    /// # Errors
-    /// Those of [`ContentStore::open_run`].
-    pub async fn load_runs(&self, runs: &[RunRef]) -> Result<(), ContentError> {
-        self.shared.catalog.load_runs(runs).await
     }
 
     /// Returns all copies of the blob with this prefix in the packs of

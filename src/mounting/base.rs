@@ -90,7 +90,8 @@ impl BaseRaiser {
             .map_err(RootError::from)?;
         let condemned = self.repository.lists.condemned(&view.root).await?;
         let content_store = &self.repository.content_store;
-        let loaded = content_store.load_index(&view.root.index, &condemned).await;
+        let sources = self.repository.lists.sources(&view.root).await?;
+        let loaded = content_store.load_index(&sources, &condemned).await;
         loaded.map_err(RootError::from)?;
         if volume.has_uncovered() || self.leans_on_condemned(volume).await? {
             volume.commit().await?;

@@ -307,7 +307,8 @@ impl<U: Uploads> RootCommitter<U> {
         while sequence > pending.sequence {
             let Some(id) = last else { return Ok(false) };
             let condemned = self.lists.condemned(root).await?;
-            let bytes = (self.uploads.read_record(&root.index, &condemned, id)).await?;
+            let sources = self.lists.sources(root).await?;
+            let bytes = (self.uploads.read_record(&sources, &condemned, id)).await?;
             let record = CommitRecord::decode(&bytes)
                 .map_err(|reason| RootError::damaged(&format!("commit record {id}"), reason))?;
             last = record.parent;
@@ -366,7 +367,9 @@ impl<'a, U: Uploads> RecordedCommit<'a, U> {
         let mut packs = PackFinisher::since(self.request.mark);
         let current = self.committer.handle.current();
         let uploads = &*self.committer.uploads;
-        packs.finish_for(uploads, &current.root.index).await?;
+        packs
+            .finish_for(uploads, &current.root.uncovered_index())
+            .await?;
         let pending = Pending {
             record: self.record,
             sequence: self.sequence,
@@ -451,7 +454,8 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
         }
         next.require_parent(session, volume, self.pending.parent)?;
         let uploads = &*self.committer.uploads;
-        let index = (self.pending.packs.finish_for(uploads, &next.index)).await?;
+        let absorbable = next.uncovered_index();
+        let index = (self.pending.packs.finish_for(uploads, &absorbable)).await?;
         self.check_relied_on(next).await?;
         let finished = self.finished()?;
         let change = CommitChange {
@@ -491,7 +495,8 @@ impl<U: Uploads> CommitCas<'_, U> {
     async fn apply_listed(&mut self, next: &mut Root) -> Result<(), RootError> {
         next.require_live(self.committer.session)?;
         let uploads = &*self.committer.uploads;
-        let index = (self.pending.packs.finish_for(uploads, &next.index)).await?;
+        let absorbable = next.uncovered_index();
+        let index = (self.pending.packs.finish_for(uploads, &absorbable)).await?;
         self.check_relied_on(next).await?;
         let finished = self.finished()?;
         let state = Volume {
@@ -562,11 +567,9 @@ impl<U: Uploads> CommitCas<'_, U> {
             return Ok(());
         }
         let condemned = self.committer.lists.condemned(next).await?;
-        let packs = self
-            .committer
-            .uploads
-            .not_live(&next.index, &condemned, &foreign)
-            .await?;
+        let sources = self.committer.lists.sources(next).await?;
+        let uploads = &self.committer.uploads;
+        let packs = uploads.not_live(&sources, &condemned, &foreign).await?;
         if packs.is_empty() {
             Ok(())
         } else {

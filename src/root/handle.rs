@@ -1,8 +1,7 @@
 //! Reads the root for this process, and replaces it by compare-and-swap.
 //!
 //! Owns the newest root known, the one replacement that may be in flight, and the rule that decides
-//! the fate of a replacement (docs/PROTOCOL.md, rule 5). A [`Transition`] knows the meaning of a
-//! change.
+//! the fate of a replacement (docs/PROTOCOL.md, rule 5). A [`Transition`] says what is changed.
 //!
 //! *Every* answer but success leaves open whether a replacement was made, "precondition failed"
 //! included, since clients and proxies repeat requests. So the root is read again, and decides:
@@ -387,6 +386,7 @@ impl RootHandle {
         let writer = transition.session().map(|session| self.last_list(session));
         shorten(writer.as_ref(), &mut root).await;
         let output = transition.apply(&mut root).await?;
+        root.leave_room();
         let payload = root.encode()?;
         let body =
             self.0

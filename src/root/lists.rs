@@ -12,7 +12,7 @@ use super::shard::{ListEntry, ListRef, decode_shard, encode_shard};
 use super::snapshots::{PackEntry, QuarantineEntry, SnapshotEntry, SnapshotList, TrashEntry};
 use super::state::{Root, SessionId};
 use async_trait::async_trait;
-use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::catalog::{IndexSources, PackLocation, RunGroup};
 use bkfs_chunker::crypto::{Class, Features, Keyring};
 use bkfs_chunker::pack::PackName;
 use bkfs_store::Store;
@@ -60,6 +60,7 @@ struct Inner {
     packs: Mutex<LruCache<PackName, Arc<Vec<PackEntry>>>>,
     quarantine: Mutex<LruCache<PackName, Arc<Vec<QuarantineEntry>>>>,
     nonces: Mutex<LruCache<PackName, Arc<Vec<NonceEntry>>>>,
+    dropped: Mutex<LruCache<PackName, Arc<HashSet<PackName>>>>,
 }
 
 impl Lists {
@@ -73,6 +74,7 @@ impl Lists {
             packs: Mutex::new(LruCache::new(CACHED_SHARDS)),
             quarantine: Mutex::new(LruCache::new(CACHED_SHARDS)),
             nonces: Mutex::new(LruCache::new(CACHED_SHARDS)),
+            dropped: Mutex::new(LruCache::new(CACHED_SHARDS)),
         };
         Self(Arc::new(inner))
     }
@@ -239,6 +241,54 @@ impl Lists {
                 frame: entry.frame,
             })
             .collect())
+    }
+
+    /// Returns where `root` says that blobs are: by the groups of runs, and by the index objects that
+    /// no group covers. A group whose list of dropped packs cannot be read is left out, and the index
+    /// objects that it covers are not.
+    ///
+    /// # Errors
+    /// [`RootError::Store`] if the store fails in a way that does not concern one list alone.
+    pub async fn sources(&self, root: &Root) -> Result<IndexSources, RootError> {
+        let mut sources = IndexSources::of_objects(&root.index);
+        for group in root.complete_groups() {
+            let dropped = match self.dropped(group.dropped).await {
+                Ok(dropped) => dropped,
+                Err(error) if error.is_of_one_object() => {
+                    tracing::warn!(%error, "a group of runs is not used");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let covers = root.covered_by(group);
+            sources.objects.retain(|index| !covers.contains(index));
+            sources.groups.push(RunGroup {
+                covers,
+                runs: group.runs.clone(),
+                dropped,
+            });
+        }
+        Ok(sources)
+    }
+
+    /// Returns the packs in a list of dropped packs.
+    ///
+    /// # Errors
+    /// Those of [`Lists::snapshots`].
+    pub async fn dropped(
+        &self,
+        list: Option<ListRef>,
+    ) -> Result<Arc<HashSet<PackName>>, RootError> {
+        let Some(list) = list else {
+            return Ok(Arc::default());
+        };
+        if let Some(known) = self.0.dropped.lock().get(&list.name) {
+            return Ok(known.clone());
+        }
+        let shards = self.pack_shards(&[list]).await?;
+        let dropped: Arc<HashSet<PackName>> = Arc::new(names(&shards).collect());
+        self.0.dropped.lock().put(list.name, dropped.clone());
+        Ok(dropped)
     }
 
     async fn load<T: ListEntry>(

@@ -99,6 +99,8 @@ pub mod retry;
 mod root_lists;
 pub mod rotation;
 pub mod rule;
+pub mod run_group;
+pub mod run_groups;
 pub mod sent;
 pub mod session;
 pub mod shard;

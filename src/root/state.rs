@@ -13,6 +13,7 @@
 //! only its holder. Each fact is stored once.
 
 use super::chain::{Chain, ChainGap, RootMark};
+use super::run_group::RunGroup;
 use super::shard::ListRef;
 use super::wire;
 use crate::printable;
@@ -140,6 +141,9 @@ pub struct Root {
     /// acknowledged; at most [`RECOVERY_BASES_MAX`].
     #[n(15)]
     pub recovery_bases: Option<Vec<RecoveryBase>>,
+    /// Groups of runs (rule 12). Programs that do not know them lose them, and lose no data.
+    #[n(16)]
+    pub run_groups: Option<Vec<RunGroup>>,
 }
 
 /// The hash of a lock rule.
@@ -378,6 +382,7 @@ impl Root {
             chain: None,
             lock_rules: None,
             recovery_bases: None,
+            run_groups: None,
         }
     }
 
@@ -424,9 +429,10 @@ impl Root {
         if bytes.len() > ROOT_BYTES_MAX {
             return Err(StateError::TooLarge { bytes: bytes.len() });
         }
-        let root: Self =
+        let mut root: Self =
             minicbor::decode(bytes).map_err(|error| StateError::Malformed(error.to_string()))?;
         root.check()?;
+        root.drop_unfounded_groups();
         Ok(root)
     }
 

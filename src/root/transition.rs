@@ -400,11 +400,21 @@ impl Root {
         replace_refs(&mut self.quarantine, &change.removed, &change.added)
     }
 
-    /// Replaces index objects.
+    /// Replaces index objects. A group of runs leaves the root with an index object that it covers.
     ///
     /// # Errors
     /// Those of [`Root::change_snapshots`], for index objects.
     pub fn change_index(&mut self, change: &IndexChange) -> Result<(), Refusal> {
+        self.replace_index(change)?;
+        self.drop_unfounded_groups();
+        Ok(())
+    }
+
+    /// Replaces index objects, whatever that means for groups of runs.
+    ///
+    /// # Errors
+    /// Those of [`Root::change_index`].
+    pub(super) fn replace_index(&mut self, change: &IndexChange) -> Result<(), Refusal> {
         replace_refs(&mut self.index, &change.absorbed, &change.added)
     }
 

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 
 use async_trait::async_trait;
-use bkfs_chunker::catalog::IndexRef;
+use bkfs_chunker::catalog::{IndexRef, IndexSources};
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::{FinishedPacks, Ingest, Mark};
 use bkfs_chunker::pack::PackName;
@@ -22,7 +22,8 @@ pub trait FinishPacks: Send + Sync {
     type Mark: Copy + Send + Sync;
 
     /// Uploads everything that was stored before this call, and lists it in index objects that
-    /// follow `current`, the root's list. Returns once all of it is in the bucket.
+    /// follow `current`: those of the root that may be absorbed. Returns once all of it is in the
+    /// bucket.
     ///
     /// Cancel safety: dropped, it leaves the packs to the next call, and maybe an index object that
     /// no root names.
@@ -53,8 +54,8 @@ pub trait Uploads: FinishPacks + ListWriter + 'static {
     /// [`RootError::Content`] if it cannot be stored.
     async fn store_record(&self, record: Vec<u8>) -> Result<Id, RootError>;
 
-    /// Returns a commit record of any session, found by the index objects `index` without the packs
-    /// in `condemned`. Verifies only its id.
+    /// Returns a commit record of any session, found by `sources` without the packs in `condemned`.
+    /// Verifies only its id.
     ///
     /// Cancel safety: it only reads.
     ///
@@ -62,12 +63,12 @@ pub trait Uploads: FinishPacks + ListWriter + 'static {
     /// [`RootError::Content`] or [`RootError::Store`] if it or the index cannot be read.
     async fn read_record(
         &self,
-        index: &[IndexRef],
+        sources: &IndexSources,
         condemned: &HashSet<PackName>,
         id: Id,
     ) -> Result<Bytes, RootError>;
 
-    /// Returns those of `packs` that no index object of `index` lists, or that are in `condemned`.
+    /// Returns those of `packs` that no index object of `sources` lists, or that are in `condemned`.
     ///
     /// Cancel safety: it only reads.
     ///
@@ -75,7 +76,7 @@ pub trait Uploads: FinishPacks + ListWriter + 'static {
     /// [`RootError::Content`] if the index cannot be loaded.
     async fn not_live(
         &self,
-        index: &[IndexRef],
+        sources: &IndexSources,
         condemned: &HashSet<PackName>,
         packs: &[PackName],
     ) -> Result<Vec<PackName>, RootError>;
@@ -117,23 +118,23 @@ impl Uploads for Ingest {
 
     async fn read_record(
         &self,
-        index: &[IndexRef],
+        sources: &IndexSources,
         condemned: &HashSet<PackName>,
         id: Id,
     ) -> Result<Bytes, RootError> {
         let content_store = self.content_store();
-        content_store.load_index(index, condemned).await?;
+        content_store.load_index(sources, condemned).await?;
         Ok(content_store.read_blob(Kind::Commit, id).await?)
     }
 
     async fn not_live(
         &self,
-        index: &[IndexRef],
+        sources: &IndexSources,
         condemned: &HashSet<PackName>,
         packs: &[PackName],
     ) -> Result<Vec<PackName>, RootError> {
         let content_store = self.content_store();
-        content_store.load_index(index, condemned).await?;
+        content_store.load_index(sources, condemned).await?;
         Ok(content_store.not_live(packs).await?)
     }
 }

@@ -20,7 +20,7 @@ use bkfs::root::holder::SystemProcesses;
 use bkfs::root::session::OpenSession;
 use bkfs::root::state::{Condemned, HolderInfo, Root, SessionId};
 use bkfs::root::transition::{IndexChange, ListChange};
-use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::catalog::{IndexSources, PackLocation};
 use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::crypto::Class;
 use bkfs_chunker::ingest::Ingest;
@@ -417,7 +417,7 @@ fn copy_metadata(fixture: &Fixture, store: &Arc<MemoryStore>) {
         );
         let content_store = content_store.expect("opens");
         content_store
-            .load_index(&[], &HashSet::new())
+            .load_index(&IndexSources::default(), &HashSet::new())
             .await
             .expect("empty");
         let ingest = Ingest::new(content_store, session.id().0);

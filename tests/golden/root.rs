@@ -103,6 +103,7 @@ fn root() -> Root {
         chain: None,
         lock_rules: None,
         recovery_bases: None,
+        run_groups: None,
     }
 }
 

@@ -54,14 +54,21 @@ impl Bucket {
         let new = NewRun {
             sealer: (self.keyring).object_sealer(Class::Run, &key, Features::NONE, [1; 32]),
             class: Class::DataPack,
-            range,
+            range: range.clone(),
             gone: &HashSet::new(),
             effort: Effort::Level(1),
         };
-        let body = merge(new, inputs).await?;
-        let bytes = body.iter().map(|part| part.len() as u64).sum();
-        self.store.put_new(&key, body).await?;
-        Ok(RunRef { name, bytes })
+        let merged = merge(new, inputs).await?;
+        let bytes = merged.body.iter().map(|part| part.len() as u64).sum();
+        self.store.put_new(&key, merged.body).await?;
+        Ok(RunRef {
+            name,
+            bytes,
+            class: Class::DataPack,
+            first: *range.start(),
+            last: *range.end(),
+            records: merged.records,
+        })
     }
 }
 
@@ -97,8 +104,8 @@ async fn measure(context: &mut Context, runs: u64, directory: &std::path::Path) 
     let everything = Prefix([0; 16])..=Prefix([0xff; 16]);
     let mut references = Vec::new();
     for number in 0..runs {
-        let packs = (0..PACKS).map(|sequence| pack(number, sequence)).collect();
-        let inputs = vec![MergeInput::Packs(packs)];
+        let packs: Vec<_> = (0..PACKS).map(|sequence| pack(number, sequence)).collect();
+        let inputs = vec![MergeInput::Packs(packs.iter().collect())];
         references.push(bucket.merge(number, everything.clone(), inputs).await?);
     }
     give_back_memory();

@@ -35,13 +35,6 @@ impl<K: Hash + Eq, V: Clone> MemoryCache<K, V> {
         state.entries.get(key).map(|(_, value)| value.clone())
     }
 
-    /// Returns all values, the last used first. That counts as no use.
-    pub(crate) fn values(&self) -> Vec<V> {
-        let state = self.state.lock();
-        let entries = state.entries.iter();
-        entries.map(|(_, (_, value))| value.clone()).collect()
-    }
-
     /// Caches a value that takes `bytes` bytes. A value larger than a quarter of the cache is not
     /// cached.
     pub(crate) fn put(&self, key: K, bytes: u64, value: V) {
@@ -88,7 +81,6 @@ mod tests {
         cache.put(10, 20, 10);
         assert_eq!(cache.get(&0), Some(0), "was used");
         assert_eq!((cache.get(&1), cache.get(&2)), (None, None));
-        assert_eq!(cache.values(), [0, 10, 9, 8, 7, 6, 5, 4, 3]);
         cache.put(10, 5, 11);
         assert_eq!((cache.used(), cache.get(&10)), (85, Some(11)));
         cache.put(11, 26, 11);

@@ -88,6 +88,13 @@ impl TableFiles {
         self.directory.join(name.to_string())
     }
 
+    /// Returns whether there is a file of the index object.
+    pub(crate) async fn holds(&self, name: PackName) -> bool {
+        let path = self.path(name);
+        let holds = tokio::task::spawn_blocking(move || path.exists());
+        holds.await.unwrap_or(false)
+    }
+
     /// Returns the table of an index object, of which one block is read. `None` if its file does
     /// not exist, or if that block shows that it is not this table.
     pub(crate) async fn open(&self, name: PackName, key: TableKey) -> Option<Table<TableBytes>> {

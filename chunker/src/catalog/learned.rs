@@ -1,208 +1,199 @@
 //! Packs that look-ups in runs have led to, and what their footers say.
 //!
-//! Owns the runs of the newest root, and the footers that were learned: the neighbours of a blob in
-//! its pack are wanted next, and its footer answers for all of them. A learned pack is a table of
-//! its own in memory. Does not know which packs are live: for reads it does not matter, since every
-//! frame proves that it is the right one.
-//!
-//! A first read of a pack costs one block of each run that may have it and one footer. Then every
-//! blob of the pack is found without a request.
+//! Owns the footers that were learned: the neighbours of a blob in its pack are wanted next, and the
+//! pack's footer answers for all of them. A learned pack is a table of its own in memory. Which run
+//! named the pack is kept with it: what is known of the pack holds only while that run answers
+//! (docs/PROTOCOL.md, rule 13). Does not know which packs are live.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use futures::{StreamExt, TryStreamExt};
-use parking_lot::RwLock;
+use lru::LruCache;
+use parking_lot::Mutex;
 
 use super::describe::describe;
 use super::files::TableBytes;
 use super::loaded::{Candidate, Loaded};
-use super::opened_run::{OpenedRun, RunRecord, RunRef, RunStore};
+use super::opened_run::RunStore;
 use super::reference::IndexRef;
-use crate::cache::MemoryCache;
 use crate::crypto::{Class, Keyring};
 use crate::error::ContentError;
 use crate::id::Prefix;
-use crate::index::{PackRecord, Table, TableBuilder, TableKey};
+use crate::index::{PackRecord, Table, TableBuilder, TableError, TableKey};
 use crate::pack::PackName;
 
-/// Runs that are opened or asked concurrently.
-const RUNS_AT_ONCE: usize = 8;
-
-/// Bytes of memory for learned tables. The table of the largest pack takes less than a quarter.
-const LEARNED_BYTES: u64 = 64 << 20;
+/// Bytes of memory that a blob of a learned pack takes in addition to its entry in the pack's table.
+const BLOB_BYTES: u64 = 20;
 
 /// How many packs are learned concurrently, at most.
 const TURNS: usize = 16;
 
-/// What a search for one blob has asked of runs.
-#[derive(Debug, Default)]
-pub(crate) struct RunSearch {
-    /// Packs whose copies were tried.
-    tried: HashSet<PackName>,
-    /// Packs that the runs name, and that were not tried. `None` before the runs were asked.
-    packs: Option<VecDeque<(PackName, Class)>>,
+/// A pack whose footer is known.
+#[derive(Debug)]
+pub(super) struct LearnedPack {
+    pub(super) loaded: Arc<Loaded>,
+    /// The run that named the pack.
+    pub(super) run: PackName,
 }
 
-/// The runs of a root, and learned packs.
+/// Learned packs, bounded in bytes. The least recently used leave first.
 #[derive(Debug)]
-pub(super) struct RunIndex {
-    store: RunStore,
-    runs: RwLock<Arc<Vec<Arc<OpenedRun>>>>,
-    learned: MemoryCache<PackName, Arc<Loaded>>,
+pub(super) struct Learned {
+    limit: u64,
+    state: Mutex<LearnedState>,
     /// One caller at a time learns a pack.
     turns: [tokio::sync::Mutex<()>; TURNS],
-    loading: tokio::sync::Mutex<()>,
 }
 
-impl RunIndex {
-    pub(super) fn new(store: RunStore) -> Self {
+#[derive(Debug)]
+struct LearnedState {
+    packs: LruCache<PackName, Entry>,
+    /// The pack that has a blob, by the first 8 bytes of the blob's prefix.
+    by_blob: HashMap<u64, PackName>,
+    used: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    pack: Arc<LearnedPack>,
+    heads: Arc<[u64]>,
+    bytes: u64,
+}
+
+impl Learned {
+    pub(super) fn new(limit: u64) -> Self {
         Self {
-            store,
-            runs: RwLock::default(),
-            learned: MemoryCache::new(LEARNED_BYTES),
+            limit,
+            state: Mutex::new(LearnedState {
+                packs: LruCache::unbounded(),
+                by_blob: HashMap::new(),
+                used: 0,
+            }),
             turns: [const { tokio::sync::Mutex::const_new(()) }; TURNS],
-            loading: tokio::sync::Mutex::const_new(()),
         }
     }
 
-    /// Opens a run that no root needs to list.
-    pub(super) async fn open(&self, reference: RunRef) -> Result<OpenedRun, ContentError> {
-        OpenedRun::open(self.store.clone(), reference).await
+    /// Returns a learned pack that has the blob.
+    pub(super) fn find(&self, prefix: &Prefix) -> Option<Arc<LearnedPack>> {
+        let mut state = self.state.lock();
+        let name = *state.by_blob.get(&prefix.head())?;
+        let entry = state.packs.get(&name)?;
+        Some(Arc::clone(&entry.pack))
     }
 
-    /// Makes the runs match a root's list. Runs that are open stay so.
+    /// Returns the pack of this name, if it was learned.
+    pub(super) fn get(&self, pack: &PackName) -> Option<Arc<LearnedPack>> {
+        let mut state = self.state.lock();
+        state.packs.get(pack).map(|entry| Arc::clone(&entry.pack))
+    }
+
+    /// Forgets a pack.
+    pub(super) fn forget(&self, pack: &PackName) {
+        self.state.lock().remove(pack);
+    }
+
+    /// Forgets all packs but those that `stays` keeps.
+    pub(super) fn retain(&self, stays: impl Fn(&LearnedPack) -> bool) {
+        let mut state = self.state.lock();
+        let leaving = state.packs.iter().filter(|(_, entry)| !stays(&entry.pack));
+        let leaving: Vec<PackName> = leaving.map(|(name, _)| *name).collect();
+        for name in leaving {
+            state.remove(&name);
+        }
+    }
+
+    /// Reads the footer of a pack that `run` has named, unless it is known by that run. `is_loaded`
+    /// says whether the run still answers.
     ///
-    /// Cancel safety: dropped, it has changed nothing.
-    pub(super) async fn load(&self, list: &[RunRef]) -> Result<(), ContentError> {
-        let _turn = self.loading.lock().await;
-        let before = Arc::clone(&self.runs.read());
-        let open: HashMap<PackName, &Arc<OpenedRun>> = before
-            .iter()
-            .map(|run| (run.reference().name, run))
-            .collect();
-        let opening = list.iter().map(|reference| {
-            let (known, reference) = (open.get(&reference.name).cloned().cloned(), *reference);
-            async move {
-                match known {
-                    Some(run) => Ok(run),
-                    None => self.open(reference).await.map(Arc::new),
-                }
-            }
-        });
-        let runs: Vec<Arc<OpenedRun>> = futures::stream::iter(opening.collect::<Vec<_>>())
-            .buffered(RUNS_AT_ONCE)
-            .try_collect()
-            .await?;
-        *self.runs.write() = Arc::new(runs);
-        Ok(())
-    }
-
-    /// Returns the next copies of a blob: those in a learned pack, or in one that the runs name and
-    /// that is learned now. `None` if there is no further one. After an error there may be.
+    /// Cancel safety: dropped, it has learned nothing.
     ///
     /// # Errors
-    /// [`ContentError::Index`] if a run or a footer is damaged or missing: what it says stays
-    /// unknown. [`ContentError::Missing`] if a pack is gone; [`ContentError::Store`] or
-    /// [`ContentError::Stalled`] if the store fails.
-    pub(super) async fn next_copies(
+    /// [`ContentError::Index`] if the footer is damaged; [`ContentError::Missing`] if the pack is
+    /// gone; [`ContentError::Store`] or [`ContentError::Stalled`] if the store fails.
+    pub(super) async fn learn(
         &self,
-        prefix: &Prefix,
-        search: &mut RunSearch,
-    ) -> Result<Option<Vec<Candidate>>, ContentError> {
-        for loaded in self.learned.values() {
-            let pack = loaded.reference().name;
-            let found = candidates(&loaded, prefix)?;
-            if !found.is_empty() && search.tried.insert(pack) {
-                return Ok(Some(found));
-            }
-        }
-        if search.packs.is_none() {
-            let (packs, failure) = self.packs_of(prefix).await;
-            search.packs = Some(packs);
-            if let Some(error) = failure {
-                return Err(error.of_index());
-            }
-        }
-        while let Some((pack, class)) = search.packs.as_mut().and_then(VecDeque::pop_front) {
-            if !search.tried.insert(pack) {
-                continue;
-            }
-            let loaded = self.learn(pack, class).await?;
-            let found = candidates(&loaded, prefix)?;
-            if found.is_empty() {
-                let what = "it names a pack for a blob that the pack does not have";
-                return Err(ContentError::damaged("an index run", what).of_index());
-            }
-            return Ok(Some(found));
-        }
-        Ok(None)
-    }
-
-    /// Forgets a learned pack, which is gone.
-    pub(super) fn forget(&self, pack: &PackName) {
-        self.learned.remove(pack);
-    }
-
-    /// Returns the packs that have a blob by what the runs say, each once, and why a run could not
-    /// be asked.
-    async fn packs_of(
-        &self,
-        prefix: &Prefix,
-    ) -> (VecDeque<(PackName, Class)>, Option<ContentError>) {
-        let runs = Arc::clone(&self.runs.read());
-        let asked = runs.iter().filter(|run| run.may_hold(prefix));
-        let looks = asked.map(|run| records_of(run, prefix));
-        let answers: Vec<Result<(Class, Vec<RunRecord>), ContentError>> =
-            futures::stream::iter(looks.collect::<Vec<_>>())
-                .buffered(RUNS_AT_ONCE)
-                .collect()
-                .await;
-        let (mut packs, mut failure) = (BTreeSet::new(), None);
-        for answer in answers {
-            match answer {
-                Ok((class, records)) => {
-                    packs.extend(records.into_iter().map(|record| (record.pack, class)));
-                }
-                Err(error) => failure = Some(error),
-            }
-        }
-        (packs.into_iter().collect(), failure)
-    }
-
-    /// Reads the footer of a pack, unless it is known.
-    async fn learn(&self, pack: PackName, class: Class) -> Result<Arc<Loaded>, ContentError> {
+        store: &RunStore,
+        (pack, class): (PackName, Class),
+        run: PackName,
+        is_loaded: impl Fn() -> bool,
+    ) -> Result<Arc<LearnedPack>, ContentError> {
         let _turn = self.turns[pack.random as usize % TURNS].lock().await;
-        if let Some(loaded) = self.learned.get(&pack) {
-            return Ok(loaded);
+        let known = self.get(&pack);
+        if let Some(known) = known.as_ref().filter(|known| known.run == run) {
+            return Ok(Arc::clone(known));
         }
-        let described = match self.describe(pack, class).await {
-            // An answer may be damaged on its way.
-            Err(ContentError::Damaged { .. }) => self.describe(pack, class).await,
-            described => described,
+        // A pack never changes: what its footer says holds under another run as well.
+        let loaded = match known {
+            Some(known) => Arc::clone(&known.loaded),
+            None => Arc::new(read(store, pack, class).await?),
         };
-        let loaded = match described {
-            // The blobs may be whole all the same.
-            Err(error @ ContentError::Damaged { .. }) => return Err(error.of_index()),
-            described => Arc::new(described?),
-        };
-        let bytes = loaded.reference().bytes;
-        self.learned.put(pack, bytes, Arc::clone(&loaded));
-        Ok(loaded)
+        let learned = Arc::new(LearnedPack { loaded, run });
+        let heads = heads_of(&learned.loaded)?;
+        let mut state = self.state.lock();
+        // Checked under the lock that `retain` takes after it has changed what is loaded.
+        if is_loaded() {
+            state.put(pack, Arc::clone(&learned), heads, self.limit);
+        }
+        Ok(learned)
+    }
+}
+
+impl LearnedState {
+    fn put(&mut self, name: PackName, pack: Arc<LearnedPack>, heads: Arc<[u64]>, limit: u64) {
+        let bytes = pack.loaded.reference().bytes + heads.len() as u64 * (BLOB_BYTES + 8);
+        if bytes > limit / 2 {
+            return;
+        }
+        self.remove(&name);
+        for head in heads.iter() {
+            self.by_blob.insert(*head, name);
+        }
+        self.used += bytes;
+        self.packs.put(name, Entry { pack, heads, bytes });
+        while self.used > limit {
+            let Some((name, _)) = self.packs.peek_lru() else {
+                break;
+            };
+            let name = *name;
+            self.remove(&name);
+        }
     }
 
-    /// Returns a table of one pack, from its own header and footer.
-    async fn describe(&self, name: PackName, class: Class) -> Result<Loaded, ContentError> {
-        let RunStore {
-            link,
-            keyring,
-            workers,
-            ..
-        } = &self.store;
-        let record = describe(link, workers, keyring, (name, class), None).await?;
-        let keyring = keyring.clone();
-        workers.run(move |_| table_of(record, &keyring)).await?
+    fn remove(&mut self, name: &PackName) {
+        let Some(entry) = self.packs.pop(name) else {
+            return;
+        };
+        self.used -= entry.bytes;
+        for head in entry.heads.iter() {
+            if self.by_blob.get(head) == Some(name) {
+                self.by_blob.remove(head);
+            }
+        }
     }
+}
+
+/// Reads the header and the footer of a pack.
+async fn read(store: &RunStore, pack: PackName, class: Class) -> Result<Loaded, ContentError> {
+    let RunStore {
+        link,
+        keyring,
+        workers,
+        ..
+    } = store;
+    let described = match describe(link, workers, keyring, (pack, class), None).await {
+        // An answer may be damaged on its way.
+        Err(ContentError::Damaged { .. }) => {
+            describe(link, workers, keyring, (pack, class), None).await
+        }
+        described => described,
+    };
+    let record = match described {
+        // The blobs may be whole all the same.
+        Err(error @ ContentError::Damaged { .. }) => return Err(error.of_index()),
+        described => described?,
+    };
+    let keyring = keyring.clone();
+    workers.run(move |_| table_of(record, &keyring)).await?
 }
 
 /// Returns a table of one pack, in memory.
@@ -223,16 +214,23 @@ fn table_of(record: PackRecord, keyring: &Keyring) -> Result<Loaded, ContentErro
     Ok(Loaded::new(reference, table))
 }
 
-/// Returns the class of a run's packs, and its records of a blob.
-async fn records_of(
-    run: &OpenedRun,
-    prefix: &Prefix,
-) -> Result<(Class, Vec<RunRecord>), ContentError> {
-    let records = run.find(&[*prefix]).await?;
-    Ok((run.directory().class(), records))
+/// Returns the first 8 bytes of the prefixes of all blobs of a learned pack.
+fn heads_of(loaded: &Arc<Loaded>) -> Result<Arc<[u64]>, ContentError> {
+    let heads = loaded.ask(|table| {
+        let entries = table.entries();
+        entries
+            .map(|entry| Ok(entry?.0.head()))
+            .collect::<Result<Vec<u64>, TableError>>()
+    });
+    let heads = heads.map_err(|_| CONTRADICTION)?;
+    Ok(heads.into())
 }
 
-fn candidates(loaded: &Arc<Loaded>, prefix: &Prefix) -> Result<Vec<Candidate>, ContentError> {
+/// Returns the copies of a blob in a learned pack.
+pub(super) fn candidates(
+    loaded: &Arc<Loaded>,
+    prefix: &Prefix,
+) -> Result<Vec<Candidate>, ContentError> {
     let found = loaded.ask(|table| {
         let places = table.find(prefix)?;
         places
@@ -240,5 +238,7 @@ fn candidates(loaded: &Arc<Loaded>, prefix: &Prefix) -> Result<Vec<Candidate>, C
             .map(|place| loaded.candidate(place))
             .collect()
     });
-    found.map_err(|_| ContentError::Internal("a table in memory contradicts itself"))
+    found.map_err(|_| CONTRADICTION)
 }
+
+const CONTRADICTION: ContentError = ContentError::Internal("a table in memory contradicts itself");

@@ -6,8 +6,9 @@
 
 use std::sync::Arc;
 
+use super::by_runs::Asked;
 use super::loaded::{Candidate, DamagedTable, Loaded, Location, name_of};
-use super::{Catalog, CatalogTables, PackLocation, RunSearch};
+use super::{Catalog, CatalogTables, PackLocation};
 use crate::error::ContentError;
 use crate::id::{Id, Prefix};
 use crate::index::{self, TableError};
@@ -19,22 +20,44 @@ impl Catalog {
     /// that the blob is stored again.
     ///
     /// # Errors
-    /// [`DamagedTable`]: only [`Catalog::find_live`] knows the answer.
-    pub(crate) fn find_live_now(&self, id: &Id) -> Result<Option<PackName>, DamagedTable> {
-        let state = self.state();
+    /// [`Unsettled`] says what must be done before the answer is known.
+    pub(crate) fn find_live_now(&self, id: &Id) -> Result<Option<PackName>, Unsettled> {
+        let (state, prefix) = (self.state(), id.prefix());
         let sound = state.tables.iter().filter(|loaded| !loaded.is_given_up());
-        self.live_in(&state, sound, &id.prefix())
+        if let Some(found) = self.live_in(&state, sound, &prefix)? {
+            return Ok(Some(found));
+        }
+        match self.lead_now(&state, &prefix) {
+            Asked::Nothing => Ok(None),
+            Asked::Pack(found) => Ok(Some(found)),
+            Asked::Runs => Err(Unsettled::Runs),
+        }
     }
 
     /// Returns a pack that new data may refer to for this blob: it is live, and this copy is not
     /// known to be damaged.
     ///
     /// # Errors
-    /// If a table is damaged and cannot be made anew, those of fetching its index object.
+    /// If a table is damaged and cannot be made anew, those of fetching its index object. If a run
+    /// cannot be read, those of fetching the index objects that it answers for.
+    /// [`ContentError::Store`] or [`ContentError::Stalled`] if the store fails.
     pub(crate) async fn find_live(&self, id: &Id) -> Result<Option<PackName>, ContentError> {
         let prefix = id.prefix();
-        self.answer(|state| self.live_in(state, state.tables.iter(), &prefix))
-            .await
+        loop {
+            let state = self.state();
+            match self.live_in(&state, state.tables.iter(), &prefix) {
+                Ok(None) => {}
+                Ok(found) => return Ok(found),
+                Err(damaged) => {
+                    self.mend(damaged).await?;
+                    continue;
+                }
+            }
+            match self.lead(&state, &prefix).await {
+                Ok(found) => return Ok(found),
+                Err(unled) => self.give_up(unled).await?,
+            }
+        }
     }
 
     fn live_in<'a>(
@@ -66,8 +89,7 @@ impl Catalog {
     /// # Errors
     /// Those of [`Catalog::find_live`].
     pub(crate) async fn is_live(&self, pack: &PackName) -> Result<bool, ContentError> {
-        self.answer(|state| Ok(!state.condemned.contains(pack) && state.holds(pack)?))
-            .await
+        Ok(self.is_listed(pack).await? && !self.is_condemned(pack))
     }
 
     /// Returns true if a loaded index object lists this pack, condemned or not.
@@ -75,11 +97,25 @@ impl Catalog {
     /// # Errors
     /// Those of [`Catalog::find_live`].
     pub(crate) async fn is_listed(&self, pack: &PackName) -> Result<bool, ContentError> {
-        self.answer(|state| state.holds(pack)).await
+        loop {
+            let state = self.state();
+            match state.holds(pack) {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(damaged) => {
+                    self.mend(damaged).await?;
+                    continue;
+                }
+            }
+            match self.is_named(&state, pack).await {
+                Ok(is_named) => return Ok(is_named),
+                Err(unled) => self.give_up(unled).await?,
+            }
+        }
     }
 
-    /// Returns all copies of a blob, the best first. Copies in condemned packs, which may be
-    /// deleted at any time, and in damaged frames come last.
+    /// Returns all copies of a blob that tables have, the best first. Copies in condemned packs,
+    /// which may be deleted at any time, and in damaged frames come last.
     ///
     /// # Errors
     /// Those of [`Catalog::find_live`].
@@ -98,27 +134,17 @@ impl Catalog {
         self.answer(look).await
     }
 
-    /// Returns the next copies of a blob that only runs lead to, or `None`; see
-    /// [`RunIndex::next_copies`](super::learned::RunIndex::next_copies).
-    pub(crate) async fn next_by_runs(
-        &self,
-        id: &Id,
-        search: &mut RunSearch,
-    ) -> Result<Option<Vec<Candidate>>, ContentError> {
-        self.runs.next_copies(&id.prefix(), search).await
-    }
-
-    /// Forgets what was learned of a pack, which is gone.
-    pub(crate) fn forget_learned(&self, pack: &PackName) {
-        self.runs.forget(pack);
-    }
-
     /// Returns all copies of a blob, those in condemned packs and damaged frames included.
     ///
     /// # Errors
     /// Those of [`Catalog::find_live`].
     pub(crate) async fn places(&self, prefix: &Prefix) -> Result<Vec<PackLocation>, ContentError> {
-        self.answer(|state| state.copies(prefix, place)).await
+        let slots = self.slots(prefix).await?.into_iter();
+        let places = slots.map(|(pack, frame, _)| PackLocation {
+            pack,
+            frame: Some(frame),
+        });
+        Ok(places.collect())
     }
 
     /// As [`Catalog::places`], of tables that are in memory.
@@ -141,7 +167,24 @@ impl Catalog {
         let slot = |loaded: &Arc<Loaded>, found: index::Location| {
             Ok((name_of(&loaded.table, found)?, found.frame, found.slot))
         };
-        self.answer(|state| state.copies(prefix, slot)).await
+        loop {
+            let state = self.state();
+            let mut found = match state.copies(prefix, slot) {
+                Ok(found) => found,
+                Err(damaged) => {
+                    self.mend(damaged).await?;
+                    continue;
+                }
+            };
+            match self.records_of(&state, prefix).await {
+                Ok(records) => {
+                    let records = records.into_iter().map(|found| found.record);
+                    found.extend(records.map(|record| (record.pack, record.frame, record.slot)));
+                    return Ok(found);
+                }
+                Err(unled) => self.give_up(unled).await?,
+            }
+        }
     }
 
     /// Returns what `look` finds. If it finds a damaged table, has that made anew, and looks again.
@@ -201,15 +244,30 @@ impl Catalog {
         };
         *state = Arc::new(CatalogTables {
             tables: state.tables.iter().map(replaced).collect(),
-            condemned: state.condemned.clone(),
+            ..CatalogTables::clone(&state)
         });
         self.mended.lock().insert(reference.name);
         Ok(())
     }
 }
 
+/// What must be done before it is known whether a live pack has a blob.
+#[derive(Debug)]
+pub(crate) enum Unsettled {
+    /// This table must be made anew: [`Catalog::mend`].
+    Table(DamagedTable),
+    /// The runs must be asked: [`Catalog::ask_briefly`].
+    Runs,
+}
+
+impl From<DamagedTable> for Unsettled {
+    fn from(damaged: DamagedTable) -> Self {
+        Self::Table(damaged)
+    }
+}
+
 impl CatalogTables {
-    fn holds(&self, pack: &PackName) -> Result<bool, DamagedTable> {
+    pub(super) fn holds(&self, pack: &PackName) -> Result<bool, DamagedTable> {
         for loaded in &self.tables {
             if loaded.ask(|table| table.number_of(pack))?.is_some() {
                 return Ok(true);

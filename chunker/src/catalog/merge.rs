@@ -31,7 +31,7 @@ pub enum MergeInput<'a> {
     /// A run.
     Run(&'a OpenedRun),
     /// The packs of index objects.
-    Packs(Vec<PackRecord>),
+    Packs(Vec<&'a PackRecord>),
 }
 
 /// The run that a merge makes.
@@ -49,7 +49,16 @@ pub struct NewRun<'a> {
     pub effort: Effort,
 }
 
-/// Merges all records of the range into one run. Returns the bytes of the object.
+/// A run that a merge has made.
+#[derive(Debug)]
+pub struct MergedRun {
+    /// The bytes of the object, in parts.
+    pub body: Vec<Bytes>,
+    /// The number of its records.
+    pub records: u64,
+}
+
+/// Merges all records of the range into one run.
 ///
 /// Cancel safety: dropped, it has changed nothing.
 ///
@@ -59,7 +68,7 @@ pub struct NewRun<'a> {
 pub async fn merge(
     new: NewRun<'_>,
     inputs: Vec<MergeInput<'_>>,
-) -> Result<Vec<Bytes>, ContentError> {
+) -> Result<MergedRun, ContentError> {
     let NewRun {
         sealer,
         class,
@@ -81,13 +90,13 @@ pub async fn merge(
                 listed.retain(|pack| pack.class == class);
                 names.extend(listed.iter().map(|pack| pack.name));
                 records.push(in_memory(records_of(&listed, &range)));
-                packs.push(in_memory(frames_of(listed)));
+                packs.push(in_memory(frames_of(&listed, &range)));
             }
         }
     }
     names.retain(|name| !gone.contains(name));
     let mut writer = RunWriter::new(sealer, class, range.clone(), names, effort);
-    let mut body = Vec::new();
+    let (mut body, mut count) = (Vec::new(), 0);
     let mut records = Merged::of(records, |record: &RunRecord| *record).await?;
     while let Some(record) = records.next().await? {
         // Gone packs have no number.
@@ -102,6 +111,7 @@ pub async fn merge(
             kind: record.kind,
         });
         added.map_err(|_| ContentError::Internal("a merge adds records out of order"))?;
+        count += 1;
         take_from(&mut writer, &mut body)?;
     }
     let place = |pack: &PackFrames| PackFrames::place_of(&pack.name);
@@ -117,7 +127,10 @@ pub async fn merge(
     let ended = writer.finish();
     ended.map_err(|_| TOO_MUCH)?;
     take_from(&mut writer, &mut body)?;
-    Ok(body)
+    Ok(MergedRun {
+        body,
+        records: count,
+    })
 }
 
 /// Takes what the writer has made, if it has made anything.
@@ -138,8 +151,8 @@ fn take_from(writer: &mut RunWriter, body: &mut Vec<Bytes>) -> Result<(), Conten
 const TOO_MUCH: ContentError = ContentError::Invalid("a range with more than one run may hold");
 
 /// Returns the records of packs in a range, in order.
-fn records_of(packs: &[PackRecord], range: &RangeInclusive<Prefix>) -> Vec<RunRecord> {
-    let of_pack = |pack: &'_ PackRecord| {
+fn records_of(packs: &[&PackRecord], range: &RangeInclusive<Prefix>) -> Vec<RunRecord> {
+    let of_pack = |pack: &&PackRecord| {
         let name = pack.name;
         let blobs = pack.footer.blobs().map(move |blob| RunRecord {
             prefix: blob.prefix,
@@ -156,9 +169,10 @@ fn records_of(packs: &[PackRecord], range: &RangeInclusive<Prefix>) -> Vec<RunRe
     records
 }
 
-/// Returns what a run keeps of packs, in the order of their places.
-fn frames_of(packs: Vec<PackRecord>) -> Vec<PackFrames> {
-    let frames = packs.into_iter().map(|pack| PackFrames {
+/// Returns what a run keeps of the packs whose place is in its range, in the order of places.
+fn frames_of(packs: &[&PackRecord], range: &RangeInclusive<Prefix>) -> Vec<PackFrames> {
+    let is_here = |pack: &&&PackRecord| range.contains(&PackFrames::place_of(&pack.name));
+    let frames = packs.iter().filter(is_here).map(|pack| PackFrames {
         name: pack.name,
         class: pack.class,
         length: pack.length,

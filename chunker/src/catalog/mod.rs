@@ -5,20 +5,23 @@
 //! which index objects are current: the caller passes the root's list. `lookup` owns what is asked
 //! of the tables, and `many` the look-ups of many blobs at once.
 
+mod by_runs;
 mod describe;
 mod files;
 mod learned;
+mod load;
 mod loaded;
 mod lookup;
 mod many;
 mod merge;
 mod opened_run;
 mod reference;
+mod run_group;
+mod run_searcher;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 
-use futures::{StreamExt, TryStreamExt};
 use parking_lot::{Mutex, RwLock};
 
 use crate::cache::MemoryCache;
@@ -33,17 +36,16 @@ use crate::workers::{Scratch, Workers};
 pub(crate) use describe::describe;
 use files::TableBytes;
 pub(crate) use files::TableFiles;
-use learned::RunIndex;
-pub(crate) use learned::RunSearch;
-pub(crate) use loaded::{Candidate, DamagedTable, Loaded, Location};
+pub(crate) use loaded::{Candidate, Loaded, Location};
+pub(crate) use lookup::Unsettled;
 pub use many::{ListedCopies, ListedCopy};
-pub use merge::{MergeInput, NewRun, merge};
+pub use merge::{MergeInput, MergedRun, NewRun, merge};
 use opened_run::{BlockCache, RunStore};
-pub use opened_run::{OpenedRun, Records, RunRecord, RunRef};
-pub use reference::{IndexRef, name_bytes};
-
-/// Maximum number of index objects that are loaded concurrently.
-const LOADED_AT_ONCE: usize = 8;
+pub use opened_run::{OpenedRun, Records, RunRecord};
+pub use reference::{IndexRef, IndexSources, RunGroup, RunRef, name_bytes};
+use run_group::LoadedGroup;
+pub(crate) use run_searcher::RunSearch;
+use run_searcher::RunSearcher;
 
 /// Bytes of memory that loading takes for each byte of the decoded object: the object and its table
 /// under construction.
@@ -75,9 +77,11 @@ pub(crate) struct Staged {
     pub(crate) records: Arc<Vec<PackRecord>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct CatalogTables {
     tables: Vec<Arc<Loaded>>,
+    /// Groups of runs that answer for index objects without a table.
+    groups: Vec<Arc<LoadedGroup>>,
     /// All packs that were ever reported as condemned, about 30 bytes each.
     ///
     /// No pack ever becomes live again. A caller may load an older root after a newer one, or learn
@@ -99,8 +103,7 @@ pub(crate) struct Catalog {
     quarantine: RwLock<HashSet<PackLocation>>,
     damaged: Mutex<HashSet<(PackName, u16)>>,
     recent: MemoryCache<PackName, Arc<Vec<PackRecord>>>,
-    /// Runs of version 2. Version 1 has none.
-    runs: RunIndex,
+    searcher: RunSearcher,
     /// Tables of new index objects that a root may list soon.
     staged: Mutex<Vec<Weak<Loaded>>>,
     loading: tokio::sync::Mutex<()>,
@@ -124,7 +127,7 @@ impl Catalog {
         link: Arc<StoreClient>,
         fetch_gate: Arc<ByteGate>,
     ) -> Self {
-        let runs = RunIndex::new(RunStore {
+        let searcher = RunSearcher::new(RunStore {
             link: Arc::clone(&link),
             keyring: keyring.clone(),
             workers: workers.clone(),
@@ -140,7 +143,7 @@ impl Catalog {
             quarantine: RwLock::default(),
             damaged: Mutex::default(),
             recent: MemoryCache::new(RECENT_BYTES),
-            runs,
+            searcher,
             staged: Mutex::default(),
             loading: tokio::sync::Mutex::new(()),
             mended: Mutex::default(),
@@ -149,13 +152,7 @@ impl Catalog {
 
     /// Opens a run, for look-ups in it alone.
     pub(crate) async fn open_run(&self, reference: RunRef) -> Result<OpenedRun, ContentError> {
-        self.runs.open(reference).await
-    }
-
-    /// Makes the runs match a root's list; see
-    /// [`ContentStore::load_runs`](crate::content_store::ContentStore::load_runs).
-    pub(crate) async fn load_runs(&self, list: &[RunRef]) -> Result<(), ContentError> {
-        self.runs.load(list).await
+        OpenedRun::open(self.searcher.store.clone(), reference).await
     }
 
     fn state(&self) -> Arc<CatalogTables> {
@@ -223,58 +220,12 @@ impl Catalog {
         let table = Table::open(TableBytes::memory(bytes), self.table_key(name))
             .map_err(|_| ContentError::Internal("a fresh table does not open"))?;
         let mut state = self.state.write();
-        let (mut tables, condemned) = match keeps {
-            true => (state.tables.clone(), state.condemned.clone()),
-            false => Default::default(),
+        let mut tables = match keeps {
+            true => CatalogTables::clone(&state),
+            false => CatalogTables::default(),
         };
-        tables.push(Arc::new(Loaded::new(reference, table)));
-        *state = Arc::new(CatalogTables { tables, condemned });
-        Ok(())
-    }
-
-    /// Makes the tables match the root's list; see
-    /// [`ContentStore::load_index`](crate::content_store::ContentStore::load_index).
-    pub(crate) async fn load(
-        &self,
-        list: &[IndexRef],
-        condemned: &HashSet<PackName>,
-    ) -> Result<(), ContentError> {
-        let _turn = self.loading.lock().await;
-        let before = self.state();
-        let staged = self.staged();
-        let known = |name: PackName| {
-            let mut all = before.tables.iter().chain(&staged);
-            all.find(|loaded| loaded.reference().name == name && !loaded.is_given_up())
-        };
-        let missing = list
-            .iter()
-            .filter(|reference| known(reference.name).is_none());
-        let loads = missing.map(|reference| self.load_one(*reference));
-        let fresh: Vec<Arc<Loaded>> = futures::stream::iter(loads.collect::<Vec<_>>())
-            .buffered(LOADED_AT_ONCE)
-            .try_collect()
-            .await?;
-        let listed: HashSet<PackName> = list.iter().map(|reference| reference.name).collect();
-        let is_same = before.tables.len() == list.len()
-            && (before.tables.iter()).all(|loaded| listed.contains(&loaded.reference().name));
-        let is_new = !fresh.is_empty() || !is_same;
-        if !is_new && condemned.is_subset(&before.condemned) {
-            return Ok(());
-        }
-        let mut fresh = fresh.into_iter();
-        let tables = list
-            .iter()
-            .filter_map(|reference| known(reference.name).cloned().or_else(|| fresh.next()));
-        let ever = before.condemned.union(condemned).copied();
-        *self.state.write() = Arc::new(CatalogTables {
-            tables: tables.collect(),
-            condemned: ever.collect(),
-        });
-        if is_new && let Some(files) = &self.files {
-            let staged = staged.iter().map(|loaded| loaded.reference().name);
-            let names = list.iter().map(|reference| reference.name).chain(staged);
-            files.keep_only(names.collect()).await;
-        }
+        tables.tables.push(Arc::new(Loaded::new(reference, table)));
+        *state = Arc::new(tables);
         Ok(())
     }
 
@@ -407,7 +358,7 @@ impl Catalog {
         let new = staged.iter().map(|staged| Arc::clone(&staged.loaded));
         *state = Arc::new(CatalogTables {
             tables: kept.chain(new).collect(),
-            condemned: state.condemned.clone(),
+            ..CatalogTables::clone(&state)
         });
         for name in absorbed {
             self.recent.remove(name);

@@ -1,4 +1,4 @@
-//! Look-ups in a run of the bucket, by ranged reads (FORMAT.md, "Version 2: runs").
+//! Look-ups in a run of the bucket, by ranged reads (FORMAT.md, "Runs").
 //!
 //! Owns which bytes of a run are fetched, how they are joined into requests, and what of them stays
 //! in memory. The form of a run is owned by [`crate::run`]. Does not know which packs are live.
@@ -7,16 +7,17 @@
 //! holds the directory and all fences, so a look-up then costs one request for each group of blocks
 //! that lie close together. Fences, names and filters stay in memory; blocks are cached.
 
+mod requests;
 mod scan;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use parking_lot::Mutex;
 
+use super::reference::RunRef;
 use crate::cache::MemoryCache;
 use crate::codec::Decoder;
 use crate::crypto::{Class, HEADER_LEN, Keyring};
@@ -24,27 +25,18 @@ use crate::error::ContentError;
 use crate::id::{Kind, Prefix};
 use crate::pack::PackName;
 use crate::run::{
-    Block, Directory, Fences, LevelFilter, Names, RUN_BYTES_MAX, Record, RunDamage, Section,
-    TRAILER_LEN, Trailer,
+    Block, Directory, Fences, LevelFilter, Names, PackFrames, RUN_BYTES_MAX, Record, RunDamage,
+    Section, TRAILER_LEN, Trailer,
 };
 use crate::store_client::StoreClient;
 use crate::workers::{Scratch, Workers};
 
+use requests::{joined, part};
 pub use scan::Records;
 
 /// How many bytes at the end of a run are fetched first. The directory and the fences of a run of
 /// [`RUN_BYTES_MAX`] take about 120 KiB.
 const END_BYTES: u64 = 256 << 10;
-
-/// The most bytes of a request for several parts.
-const REQUEST_BYTES: u64 = 1 << 20;
-
-/// The most parts of one request: as many blocks take about 5 MiB once they are decoded.
-const REQUEST_PARTS: usize = 64;
-
-/// Parts that are no further apart than this are fetched by one request. So many bytes arrive in
-/// about the time of one further request.
-const GAP_BYTES: u64 = 64 << 10;
 
 /// How many requests of one look-up wait for their answers concurrently.
 const REQUESTS_AT_ONCE: usize = 8;
@@ -56,13 +48,15 @@ const BLOCKS_PER_PREFIX: usize = 8;
 const RECORD_BYTES: u64 = size_of::<Record>() as u64;
 const BLOCK_BYTES: u64 = 128;
 
-/// A run as a root names it.
+/// What the filters in memory tell of a prefix.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub struct RunRef {
-    /// The run's name.
-    pub name: PackName,
-    /// The length of the object, in bytes.
-    pub bytes: u64,
+pub(super) enum Told {
+    /// The run has no record of it.
+    Nothing,
+    /// The run has a record of it, but for one in 65,536 cases.
+    Maybe,
+    /// The filter of its level is not in memory.
+    Unknown,
 }
 
 /// Where a pack holds a blob.
@@ -173,6 +167,12 @@ impl OpenedRun {
         let mut decoder = Decoder::new();
         let directory = Directory::open(opener, &trailer, &sealed, total, &mut decoder);
         let directory = directory.map_err(damaged)?;
+        let is_it = directory.class() == reference.class
+            && *directory.prefixes() == reference.prefixes()
+            && directory.record_count() == reference.records;
+        if !is_it {
+            return Err(ContentError::damaged(&key, "it is not what the root says"));
+        }
         let fences = (0..directory.fences_count()).map(|number| {
             let range = directory.range(Section::Fences(number));
             let range = range.filter(|range| range.start >= start)?;
@@ -242,21 +242,47 @@ impl OpenedRun {
     /// Returns false if the run has no record of this prefix. True says nothing: the filter of its
     /// level is not in memory, or lets it through.
     pub fn may_hold(&self, prefix: &Prefix) -> bool {
+        self.tell(prefix) != Told::Nothing
+    }
+
+    /// Returns what the filters in memory tell of a prefix.
+    pub(super) fn tell(&self, prefix: &Prefix) -> Told {
         if !self.directory.prefixes().contains(prefix) {
-            return false;
+            return Told::Nothing;
         }
         let level = LevelFilter::level_of(prefix);
         let filters = self.filters.lock();
         if filters.from.is_none_or(|from| level < from) {
-            return true;
+            return Told::Unknown;
         }
         // Blocks without a filter of this level have no such prefix.
-        self.directory.fences_of(prefix).any(|fences| {
+        let is_there = self.directory.fences_of(prefix).any(|fences| {
             let all = &filters.all;
             let found =
                 all.binary_search_by_key(&(level, fences), |(level, fences, _)| (*level, *fences));
             found.is_ok_and(|found| all[found].2.lets_through(prefix))
-        })
+        });
+        match is_there {
+            true => Told::Maybe,
+            false => Told::Nothing,
+        }
+    }
+
+    /// Returns true if the run has the record of this pack, whose place is in its range.
+    ///
+    /// # Errors
+    /// Those of [`OpenedRun::find`].
+    pub(super) async fn has_pack(&self, name: &PackName) -> Result<bool, ContentError> {
+        if !(self.directory.prefixes()).contains(&PackFrames::place_of(name)) {
+            return Ok(false);
+        }
+        let sections = self.directory.pack_frames_of(name).map(Section::PackFrames);
+        let lists = self
+            .read(sections.collect(), |directory, section, sealed, decoder| {
+                directory.open_pack_frames(section.index(), sealed, decoder)
+            })
+            .await?;
+        Ok(lists.iter().any(|list| list.find(name).is_some()))
     }
 
     /// Returns all records of these prefixes, in order. `prefixes` are in ascending order. Prefixes
@@ -537,45 +563,6 @@ impl OpenedRun {
             }
         }
     }
-}
-
-/// Returns the bytes `range` of an object, of which `bytes` begin at `start`. Empty if they are not
-/// among them.
-fn part(bytes: &Bytes, start: u64, range: Range<u64>) -> Bytes {
-    let from = range.start.checked_sub(start).map(|from| from as usize);
-    let until = range.end.checked_sub(start).map(|until| until as usize);
-    match (from, until) {
-        (Some(from), Some(until)) if from <= until && until <= bytes.len() => {
-            bytes.slice(from..until)
-        }
-        _ => Bytes::new(),
-    }
-}
-
-/// Groups parts, which are in order, into requests: parts that are close together, at most
-/// [`REQUEST_PARTS`] of them and [`REQUEST_BYTES`], or one that is longer.
-fn joined<T>(parts: Vec<T>, range_of: impl Fn(&T) -> Range<u64>) -> Vec<Vec<T>> {
-    let mut requests: Vec<Vec<T>> = Vec::new();
-    let mut span = 0..0;
-    for part in parts {
-        let range = range_of(&part);
-        let fits = |request: &&mut Vec<T>| {
-            request.len() < REQUEST_PARTS
-                && range.start <= span.end + GAP_BYTES
-                && range.end - span.start <= REQUEST_BYTES
-        };
-        match requests.last_mut().filter(fits) {
-            Some(request) => {
-                request.push(part);
-                span.end = range.end;
-            }
-            None => {
-                requests.push(vec![part]);
-                span = range;
-            }
-        }
-    }
-    requests
 }
 
 #[cfg(test)]

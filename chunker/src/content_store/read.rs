@@ -324,6 +324,9 @@ impl Reader {
         }
         match self.catalog.locate(&id).await {
             Ok(found) => {
+                for candidate in &found {
+                    search.by_runs.note_tried(candidate.location.pack);
+                }
                 let found = found.into_iter().map(Box::new);
                 search.sources.extend(found.map(Source::Bucket));
             }

@@ -15,6 +15,7 @@ mod handle;
 mod import;
 mod overflow;
 mod pipeline;
+mod put_run;
 mod run;
 mod segments;
 mod session;
@@ -43,6 +44,7 @@ pub use delivery::{Delivered, NamedPack};
 pub use finished::FinishedPacks;
 pub use handle::Ingest;
 pub use import::{Translated, translate};
+pub use put_run::RunPlan;
 
 impl Ingest {
     /// Returns the session that names the written objects.

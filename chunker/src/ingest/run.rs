@@ -12,7 +12,7 @@ use super::Profile;
 use super::handle::{Ingest, Operation};
 use super::segments::{Listed, SplitParameters};
 use super::session::Session;
-use crate::catalog::DamagedTable;
+use crate::catalog::Unsettled;
 use crate::chunking::Chunk;
 use crate::chunking::segment::{self, SegmentChunk};
 use crate::error::ContentError;
@@ -291,12 +291,24 @@ pub(super) async fn name(
         jobs.push(session.shared.workers.run_sized(bytes, job));
     }
     let mut all = Vec::new();
+    let mut were_runs_asked = false;
     for (batch, found) in futures::future::try_join_all(jobs).await? {
         for (mut named, found) in batch.into_iter().zip(found) {
             if let Some(id) = named.id {
+                were_runs_asked |= matches!(found, Err(Unsettled::Runs));
                 named.known = settle(&session.shared, &id, found).await;
             }
             all.push(named);
+        }
+    }
+    if were_runs_asked {
+        // The filters may have only a sample of the blobs. What was learned tells of the others.
+        for named in all.iter_mut().filter(|named| named.known.is_none()) {
+            if let Some(id) = named.id
+                && let Ok(found) = session.shared.catalog.find_live_now(&id)
+            {
+                named.known = found;
+            }
         }
     }
     Ok(all)
@@ -311,8 +323,8 @@ fn name_chunk(shared: &Runtime, named: &mut Named, matching: Matching) -> Found 
     look_up(shared, &id, matching)
 }
 
-/// The pack in which the index look-up found a blob, or the table that must be made anew first.
-type Found = Result<Option<PackName>, DamagedTable>;
+/// The pack in which the index look-up found a blob, or what must be done first.
+type Found = Result<Option<PackName>, Unsettled>;
 
 fn look_up(shared: &Runtime, id: &Id, matching: Matching) -> Found {
     match matching {
@@ -322,12 +334,21 @@ fn look_up(shared: &Runtime, id: &Id, matching: Matching) -> Found {
 }
 
 /// Returns the pack of a blob that was looked up. If a table was damaged, has it made anew and
-/// looks again. If that fails, the table is not asked: what only it lists is stored once more.
+/// looks again. If that fails, the table is not asked: what only it lists is stored once more. If
+/// runs must be asked, asks them: so the neighbours of the blob are known at once.
 async fn settle(shared: &Runtime, id: &Id, mut found: Found) -> Option<PackName> {
+    let mut is_repeated = false;
     loop {
         let damaged = match found {
             Ok(found) => return found,
-            Err(damaged) => damaged,
+            Err(Unsettled::Runs) if is_repeated => return shared.catalog.ask_briefly(id).await,
+            Err(Unsettled::Runs) => {
+                // Another blob may have led to the pack of this one meanwhile.
+                is_repeated = true;
+                found = shared.catalog.find_live_now(id);
+                continue;
+            }
+            Err(Unsettled::Table(damaged)) => damaged,
         };
         // Other blobs were looked up before an attempt failed.
         if !damaged.is_given_up() {

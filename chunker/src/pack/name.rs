@@ -68,8 +68,7 @@ impl PackName {
         }
     }
 
-    /// Parses a key: the inverse of [`PackName::key`]. Returns the class and the name. Runs are none
-    /// of the objects of version 1, so their keys are not parsed.
+    /// Parses a key: the inverse of [`PackName::key`]. Returns the class and the name.
     ///
     /// # Errors
     /// [`BadName`] for any other key.
@@ -80,6 +79,7 @@ impl PackName {
             Class::MetadataPack,
             Class::Index,
             Class::List,
+            Class::Run,
         ]
         .into_iter()
         .find(|class| class.directory() == directory)

@@ -1,5 +1,5 @@
 //! Runs: sorted index records of one range of prefixes, in one object that is read by ranges
-//! (FORMAT.md, "Version 2: runs").
+//! (FORMAT.md, "Runs").
 //!
 //! Owns the form of a run: its blocks of records, its pack records and names, its filters, and the
 //! directory at its end. Pure: [`RunWriter`] appends to a buffer, and a reader is told which bytes

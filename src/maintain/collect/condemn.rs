@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use async_trait::async_trait;
-use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::catalog::{IndexSources, PackLocation};
 use bkfs_chunker::crypto::Class;
 use bkfs_chunker::ingest::{Ingest, Mark};
 use bkfs_chunker::pack::PackName;
@@ -155,7 +155,10 @@ async fn store_again(
             let mut leaving = marker.lists.condemned(&view.root).await?;
             leaving.extend(candidates.names());
             let index = &view.root.index;
-            Ok(ingest.content_store().load_index(index, &leaving).await?)
+            Ok(ingest
+                .content_store()
+                .load_index(&IndexSources::of_objects(index), &leaving)
+                .await?)
         })
         .await?;
     for name in &plan.rewritten {
@@ -228,7 +231,10 @@ impl Transition for CondemnCas<'_> {
         }
         self.marker.mark(next).await?;
         self.close_again(next).await?;
-        let index = self.packs.finish_for(self.ingest, &next.index).await?;
+        let index = self
+            .packs
+            .finish_for(self.ingest, &next.uncovered_index())
+            .await?;
         self.check_relied_on(next)?;
         next.change_index(&index)?;
         let expired = self.empty_trash(next).await?;

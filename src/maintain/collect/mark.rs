@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use bkfs_chunker::catalog::{IndexRef, PackLocation};
+use bkfs_chunker::catalog::{IndexRef, IndexSources, PackLocation};
 use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::crypto::Class;
 use bkfs_chunker::error::ContentError;
@@ -230,7 +230,7 @@ impl Marker {
         let condemned = self.condemned(root).await?;
         self.quarantine = self.lists.quarantine(root).await?;
         self.content_store
-            .load_index(&root.index, &condemned)
+            .load_index(&IndexSources::of_objects(&root.index), &condemned)
             .await?;
         let unknown = |index: &&IndexRef| !self.known.contains(&index.name);
         let missing: Vec<IndexRef> = root.index.iter().filter(unknown).copied().collect();

@@ -47,6 +47,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bkfs_chunker::catalog::IndexSources;
 use bkfs_chunker::crypto::Class;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
@@ -353,7 +354,9 @@ async fn look_for_vanished(
     if !vanished.is_empty() {
         let mut leaving = marker.condemned(root).await?;
         leaving.extend(marker.doubt.iter().flat_map(|doubt| &doubt.gone));
-        content_store.load_index(&root.index, &leaving).await?;
+        content_store
+            .load_index(&IndexSources::of_objects(&root.index), &leaving)
+            .await?;
     }
     let mut wholeness = Wholeness::new(content_store, |places| !places.is_empty());
     for gone in vanished {

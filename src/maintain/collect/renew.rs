@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bkfs_chunker::catalog::PackLocation;
+use bkfs_chunker::catalog::{IndexSources, PackLocation};
 use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::crypto::Class;
 use bkfs_chunker::id::Id;
@@ -313,7 +313,9 @@ impl Renewal<'_> {
         leaving.extend(going.keys());
         // A copy that cannot be read is none.
         leaving.extend(gone);
-        content_store.load_index(&root.index, &leaving).await?;
+        content_store
+            .load_index(&IndexSources::of_objects(&root.index), &leaving)
+            .await?;
         let mut unreadable = HashSet::new();
         for (name, needed) in going.iter().filter(|(_, needed)| **needed > 0) {
             let (Some(marks), firm) = (marker.marks.pack(name), marker.firm().pack(name)) else {
@@ -455,7 +457,10 @@ impl Transition for RenewCas<'_> {
         if going(self.marker, next) != self.going {
             return self.late();
         }
-        let index = self.packs.finish_for(self.ingest, &next.index).await?;
+        let index = self
+            .packs
+            .finish_for(self.ingest, &next.uncovered_index())
+            .await?;
         self.check_relied_on(next)?;
         let whole = rebuilt::without_mark(self.marker, self.ingest, next, &self.whole);
         let (kept, trash) = whole.await?;

@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use bkfs_chunker::catalog::IndexSources;
 use bkfs_chunker::content_store::ContentStore;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::{Ingest, Mark};
@@ -72,7 +73,9 @@ impl Publisher {
     pub(super) async fn load(&self, root: &Root) -> Result<(), RootError> {
         let condemned = self.lists.condemned(root).await?;
         let content_store = self.ingest.content_store();
-        Ok(content_store.load_index(&root.index, &condemned).await?)
+        Ok(content_store
+            .load_index(&IndexSources::of_objects(&root.index), &condemned)
+            .await?)
     }
 
     /// Records the references of a blob that is about to be stored. Returns false if no live pack,
@@ -143,7 +146,10 @@ impl Transition for HealCas<'_> {
 
     async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
         let ingest = &*self.publisher.ingest;
-        let change = self.packs.finish_for(ingest, &next.index).await?;
+        let change = self
+            .packs
+            .finish_for(ingest, &next.uncovered_index())
+            .await?;
         self.publisher.load(next).await?;
         self.check_relied_on().await?;
         next.change_index(&change)?;

@@ -17,6 +17,7 @@ use crate::root::session::OpenSession;
 use crate::root::state::SessionState;
 use crate::root::uploads::Uploads;
 use async_trait::async_trait;
+use bkfs_chunker::catalog::IndexSources;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Delivered;
 use bkfs_store::{Layer, Operation, Store, StoreError, StoreErrorKind, Version};
@@ -505,7 +506,8 @@ impl Records for Shown {
     async fn record(&self, id: Id) -> Result<Bytes, RootError> {
         let view = self.0.handle.current();
         let none = HashSet::new();
-        (self.0.read_record(&view.root.index, &none, id)).await
+        let sources = IndexSources::of_objects(&view.root.index);
+        (self.0.read_record(&sources, &none, id)).await
     }
 }
 

@@ -17,6 +17,7 @@ mod lists;
 mod missing;
 mod overtaken;
 mod repository;
+mod run_groups;
 mod session;
 mod shards;
 mod state;

@@ -10,7 +10,7 @@ use crate::root::retry::RetryPolicy;
 use crate::root::state::{HolderInfo, ROOT_KEY, Root, SessionId};
 use crate::root::uploads::{FinishPacks, Uploads};
 use async_trait::async_trait;
-use bkfs_chunker::catalog::IndexRef;
+use bkfs_chunker::catalog::{IndexRef, IndexSources};
 use bkfs_chunker::content_store::{ContentStore, ContentStoreConfig};
 use bkfs_chunker::crypto::{Class, Features, Keyring, RepositoryId, Secrets};
 use bkfs_chunker::id::{Id, Kind};
@@ -348,7 +348,7 @@ impl Uploads for Fake {
 
     async fn read_record(
         &self,
-        _: &[IndexRef],
+        _: &IndexSources,
         _: &HashSet<PackName>,
         id: Id,
     ) -> Result<Bytes, RootError> {
@@ -362,11 +362,11 @@ impl Uploads for Fake {
 
     async fn not_live(
         &self,
-        index: &[IndexRef],
+        sources: &IndexSources,
         condemned: &HashSet<PackName>,
         packs: &[PackName],
     ) -> Result<Vec<PackName>, RootError> {
-        let live = self.shelf.live(index);
+        let live = self.shelf.live(&sources.objects);
         Ok(packs
             .iter()
             .filter(|pack| !live.contains(pack) || condemned.contains(pack))

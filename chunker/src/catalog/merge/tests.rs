@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::catalog::opened_run::RunRef;
+use crate::catalog::RunRef;
 use crate::catalog::opened_run::tests::{Bucket, everything, keyring, pack, prefix};
 use crate::crypto::{Features, HEADER_LEN};
 use crate::id::Kind;
@@ -55,17 +55,26 @@ async fn merged(
     let new = NewRun {
         sealer,
         class: Class::DataPack,
-        range,
+        range: range.clone(),
         gone,
         effort: Effort::Level(1),
     };
-    let body = merge(new, inputs).await?;
-    Ok(bucket.put(name, body).await)
+    let merged = merge(new, inputs).await?;
+    let bytes = bucket.put(name, merged.body).await;
+    Ok(RunRef {
+        name,
+        bytes,
+        class: Class::DataPack,
+        first: *range.start(),
+        last: *range.end(),
+        records: merged.records,
+    })
 }
 
 /// Compares a run with what these packs list.
 async fn holds(run: &OpenedRun, range: RangeInclusive<Prefix>, packs: &[PackRecord]) {
-    let expected = records_of(packs, &range);
+    let packs: Vec<&PackRecord> = packs.iter().collect();
+    let expected = records_of(&packs, &range);
     let found: Vec<Vec<RunRecord>> = run
         .records(range.clone())
         .try_collect()
@@ -81,9 +90,7 @@ async fn holds(run: &OpenedRun, range: RangeInclusive<Prefix>, packs: &[PackReco
     names.sort_unstable();
     assert_eq!(run.pack_names().await.expect("read"), names);
     let kept: Vec<Vec<PackFrames>> = run.pack_frames().try_collect().await.expect("read");
-    let mut frames = frames_of(packs.to_vec());
-    frames.retain(|pack| range.contains(&PackFrames::place_of(&pack.name)));
-    assert_eq!(kept.concat(), frames);
+    assert_eq!(kept.concat(), frames_of(&packs, &range));
 }
 
 fn halves() -> [RangeInclusive<Prefix>; 2] {
@@ -101,7 +108,7 @@ async fn index_objects_become_runs_and_runs_become_one() {
     let (none, first) = (HashSet::new(), data_packs(0..300));
     let mut runs = Vec::new();
     for (number, range) in halves().into_iter().enumerate() {
-        let packs = MergeInput::Packs(first.clone());
+        let packs = MergeInput::Packs(first.iter().collect());
         let run = merged(&bucket, number as u32, range.clone(), &none, vec![packs]).await;
         let run = bucket.open_run(run.expect("merged")).await;
         holds(&run, range, &first).await;
@@ -110,7 +117,7 @@ async fn index_objects_become_runs_and_runs_become_one() {
     // The third index object repeats packs of the runs: a merge that was killed leaves such.
     let (second, again) = (data_packs(300..500), data_packs(100..350));
     let mut inputs: Vec<MergeInput<'_>> = runs.iter().map(MergeInput::Run).collect();
-    inputs.extend([second, again].map(MergeInput::Packs));
+    inputs.extend([&second, &again].map(|packs| MergeInput::Packs(packs.iter().collect())));
     let run = merged(&bucket, 2, everything(), &none, inputs).await;
     let run = bucket.open_run(run.expect("merged")).await;
     holds(&run, everything(), &data_packs(0..500)).await;
@@ -120,13 +127,17 @@ async fn index_objects_become_runs_and_runs_become_one() {
 async fn gone_packs_and_those_of_another_class_are_left_out() {
     let bucket = Bucket::empty();
     let none = HashSet::new();
-    let packs = MergeInput::Packs(data_packs(0..100));
+    let packs = data_packs(0..100);
+    let packs = MergeInput::Packs(packs.iter().collect());
     let run = merged(&bucket, 0, everything(), &none, vec![packs]).await;
     let run = bucket.open_run(run.expect("merged")).await;
     let gone: HashSet<PackName> = (0..150).step_by(3).map(pack).collect();
     let mut listed_now = data_packs(100..150);
     listed_now.push(listed(999, Class::MetadataPack));
-    let inputs = vec![MergeInput::Run(&run), MergeInput::Packs(listed_now)];
+    let inputs = vec![
+        MergeInput::Run(&run),
+        MergeInput::Packs(listed_now.iter().collect()),
+    ];
     let run = merged(&bucket, 1, everything(), &gone, inputs).await;
     let run = bucket.open_run(run.expect("merged")).await;
     let mut left = data_packs(0..150);
@@ -138,7 +149,8 @@ async fn gone_packs_and_those_of_another_class_are_left_out() {
 async fn a_merge_reads_each_byte_once_at_most() {
     let bucket = Bucket::empty();
     let none = HashSet::new();
-    let packs = MergeInput::Packs(data_packs(0..3_000));
+    let packs = data_packs(0..3_000);
+    let packs = MergeInput::Packs(packs.iter().collect());
     let reference = merged(&bucket, 0, everything(), &none, vec![packs]).await;
     let reference = reference.expect("merged");
     let run = bucket.open_run(reference).await;
@@ -172,15 +184,25 @@ async fn a_damaged_input_makes_no_run() {
         gone: &none,
         effort: Effort::Level(1),
     };
-    let packs = MergeInput::Packs(data_packs(0..200));
-    let body = merge(new(everything()), vec![packs]).await.expect("merged");
-    let whole = body.concat();
+    let packs = data_packs(0..200);
+    let packs = MergeInput::Packs(packs.iter().collect());
+    let made = merge(new(everything()), vec![packs]).await;
+    let made = made.expect("merged");
+    let whole = made.body.concat();
     let mut seen = BTreeMap::new();
     for place in (HEADER_LEN..whole.len()).step_by(whole.len() / 40) {
         let bucket = Bucket::empty();
         let mut changed = whole.clone();
         changed[place] ^= 1;
-        let reference = bucket.put(run_name(0), vec![Bytes::from(changed)]).await;
+        let bytes = bucket.put(run_name(0), vec![Bytes::from(changed)]).await;
+        let reference = RunRef {
+            name: run_name(0),
+            bytes,
+            class: Class::DataPack,
+            first: *everything().start(),
+            last: *everything().end(),
+            records: made.records,
+        };
         let outcome = match bucket.try_open(reference).await {
             Ok(run) => {
                 let inputs = vec![MergeInput::Run(&run)];

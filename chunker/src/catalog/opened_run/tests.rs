@@ -8,7 +8,9 @@ use bkfs_store::entropy::SystemEntropy;
 use bkfs_store::{MemoryStore, Operation, Store};
 use bkfs_testing::counting::{CountingStore, Tally};
 use bkfs_testing::fault::{Fault, FaultStore, Strike};
+use bytes::Bytes;
 
+use super::requests::REQUEST_BYTES;
 use super::*;
 use crate::codec::Effort;
 use crate::crypto::{Features, RepositoryId, Secrets};
@@ -84,6 +86,19 @@ fn run_of(blobs: u64, copies: u64, packs: u64) -> Vec<u8> {
     bytes
 }
 
+/// Returns the number of records that a run states, if it can be read.
+fn records_in(run: &[u8]) -> Option<u64> {
+    let (header, trailer) = (run.first_chunk::<HEADER_LEN>()?, run.last_chunk()?);
+    let trailer = Trailer::decode(trailer).ok()?;
+    let key = NAME.key(Class::Run);
+    let opener = keyring().object_opener(Class::Run, &key, header).ok()?;
+    let end = run.len() - TRAILER_LEN;
+    let sealed = &run[end.checked_sub(trailer.directory_length as usize)?..end];
+    let length = run.len() as u64;
+    let directory = Directory::open(opener, &trailer, sealed, length, &mut Decoder::new());
+    Some(directory.ok()?.record_count())
+}
+
 /// A bucket with runs.
 pub(in crate::catalog) struct Bucket {
     counting: Arc<CountingStore>,
@@ -95,7 +110,7 @@ pub(in crate::catalog) struct Bucket {
 impl Bucket {
     async fn with(run: Vec<u8>) -> Self {
         let mut bucket = Self::empty();
-        bucket.reference = bucket.put(NAME, vec![Bytes::from(run)]).await;
+        bucket.put_own(run).await;
         bucket
     }
 
@@ -122,16 +137,26 @@ impl Bucket {
             reference: RunRef {
                 name: NAME,
                 bytes: 0,
+                class: Class::DataPack,
+                first: *everything().start(),
+                last: *everything().end(),
+                records: 0,
             },
         }
     }
 
-    /// Stores a run.
-    pub(in crate::catalog) async fn put(&self, name: PackName, body: Vec<Bytes>) -> RunRef {
+    /// Stores the run of this bucket, whatever its bytes are.
+    async fn put_own(&mut self, run: Vec<u8>) {
+        self.reference.records = records_in(&run).unwrap_or_default();
+        self.reference.bytes = self.put(NAME, vec![Bytes::from(run)]).await;
+    }
+
+    /// Stores a run, and returns its length in bytes.
+    pub(in crate::catalog) async fn put(&self, name: PackName, body: Vec<Bytes>) -> u64 {
         let bytes = body.iter().map(|part| part.len() as u64).sum();
         let put = self.counting.put_new(&name.key(Class::Run), body).await;
         put.expect("a store in memory takes it");
-        RunRef { name, bytes }
+        bytes
     }
 
     async fn remove(&self, name: PackName) {
@@ -350,7 +375,7 @@ async fn a_changed_byte_is_damage_wherever_it_lies() {
 
 #[tokio::test]
 async fn another_run_under_the_same_name_has_its_own_blocks() {
-    let bucket = Bucket::with(run_of(20_000, 1, 5_000)).await;
+    let mut bucket = Bucket::with(run_of(20_000, 1, 5_000)).await;
     let run = bucket.open().await.expect("it opens");
     let prefixes = sorted(0..20_000);
     assert_eq!(run.find(&prefixes).await.expect("read").len(), 20_000);
@@ -377,8 +402,8 @@ async fn another_run_under_the_same_name_has_its_own_blocks() {
         writer.push(record).expect("in order");
     }
     writer.finish().expect("small");
-    let reference = bucket.put(NAME, vec![Bytes::from(writer.take())]).await;
-    let run = bucket.open_run(reference).await;
+    bucket.put_own(writer.take()).await;
+    let run = bucket.open().await.expect("it opens");
     let found = run.find(&prefixes).await.expect("read");
     assert_eq!(found.len(), 20_000);
     assert!(found.iter().all(|record| record.pack == pack(3)));
@@ -402,6 +427,7 @@ async fn an_answer_that_is_damaged_on_its_way_is_read_again() {
     let faults = Arc::new(FaultStore::new(memory));
     let mut bucket = Bucket::over(faults.clone());
     bucket.reference.bytes = run.len() as u64;
+    bucket.reference.records = records_in(&run).expect("a run");
     let run = bucket.open().await.expect("it opens");
     faults.plan(Strike::with(Fault::FlipBit(12_345)).on(Operation::GetRange));
     let found = run

@@ -141,7 +141,7 @@ async fn a_cache_that_cannot_be_written_only_costs_time() {
         fs::write(repository.join(part), b"in the way").expect("writes");
     }
     let loaded = content_store
-        .load_index(&world.index, &HashSet::new())
+        .load_index(&IndexSources::of_objects(&world.index), &HashSet::new())
         .await;
     loaded.expect("the index stays in memory");
     for _ in 0..2 {

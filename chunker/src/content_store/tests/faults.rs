@@ -328,7 +328,7 @@ async fn reads_survive_a_store_that_fails_for_a_while() {
             _ => Verdict::Fail(StoreErrorKind::Throttled),
         });
     let loaded = content_store
-        .load_index(&world.index, &HashSet::new())
+        .load_index(&IndexSources::of_objects(&world.index), &HashSet::new())
         .await;
     loaded.expect("loads in the end");
     assert!(
@@ -341,7 +341,7 @@ async fn reads_survive_a_store_that_fails_for_a_while() {
     world.bucket.script(|_, _| Verdict::Hang);
     let content_store = world.content_store();
     let hangs = content_store
-        .load_index(&world.index, &HashSet::new())
+        .load_index(&IndexSources::of_objects(&world.index), &HashSet::new())
         .await;
     assert!(matches!(hangs, Err(ContentError::Stalled { .. })));
 }
@@ -454,7 +454,7 @@ async fn a_missing_pack_says_so() {
         .remove(&world.index[0].name.key(crate::crypto::Class::Index));
     let error = world
         .content_store()
-        .load_index(&world.index, &HashSet::new())
+        .load_index(&IndexSources::of_objects(&world.index), &HashSet::new())
         .await;
     assert!(error.expect_err("is gone").wants_newer_root());
     let unknown = world

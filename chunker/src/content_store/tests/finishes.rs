@@ -258,18 +258,20 @@ async fn condemned_packs_are_read_and_not_referred_to() {
     assert_eq!(not_live(&content_store, &condemned).await, 0);
     let content_store = world.content_store();
     content_store
-        .load_index(&world.index, &condemned)
+        .load_index(&IndexSources::of_objects(&world.index), &condemned)
         .await
         .expect("loads");
     assert_eq!(not_live(&content_store, &condemned).await, condemned.len());
     // An older root that is loaded late makes no condemned pack live again.
     content_store
-        .load_index(&world.index, &HashSet::new())
+        .load_index(&IndexSources::of_objects(&world.index), &HashSet::new())
         .await
         .expect("loads");
     assert_eq!(not_live(&content_store, &condemned).await, condemned.len());
     for index in [&[][..], &world.index] {
-        let older = content_store.load_index(index, &HashSet::new()).await;
+        let older = content_store
+            .load_index(&IndexSources::of_objects(index), &HashSet::new())
+            .await;
         older.expect("loads");
     }
     assert_eq!(not_live(&content_store, &condemned).await, condemned.len());
@@ -298,7 +300,7 @@ async fn condemned_packs_are_read_and_not_referred_to() {
     }
     let elsewhere = world.content_store();
     elsewhere
-        .load_index(&world.index, &condemned)
+        .load_index(&IndexSources::of_objects(&world.index), &condemned)
         .await
         .expect("loads");
     assert!(read_file(&elsewhere, &stored).await.expect("reads") == file);

@@ -23,6 +23,7 @@ use bytes::Bytes;
 use self::bucket::Bucket;
 use super::*;
 use crate::budget::MemoryBudget;
+use crate::catalog::IndexRef;
 use crate::crypto::{RepositoryId, Secrets};
 use crate::extent::Piece;
 use crate::extent::{StoredRun, Target};
@@ -85,7 +86,9 @@ impl World {
     /// Returns a content store that has loaded the root's list.
     async fn loaded(&self) -> ContentStore {
         let content_store = self.content_store();
-        let loaded = content_store.load_index(&self.index, &HashSet::new()).await;
+        let loaded = content_store
+            .load_index(&IndexSources::of_objects(&self.index), &HashSet::new())
+            .await;
         loaded.expect("the index loads");
         content_store
     }
@@ -487,7 +490,9 @@ async fn a_directory_is_a_bucket() {
     let index = finished.index.clone();
     ingest.committed(finished);
     let elsewhere = open();
-    let loaded = elsewhere.load_index(&index, &HashSet::new()).await;
+    let loaded = elsewhere
+        .load_index(&IndexSources::of_objects(&index), &HashSet::new())
+        .await;
     loaded.expect("the index loads");
     for (stored, file) in &files {
         assert!(read_file(&elsewhere, stored).await.expect("reads") == *file);

@@ -1,10 +1,10 @@
-//! Reads by runs alone, as a machine that has loaded no index object makes them.
+//! Reads and matches by runs, as a machine that has loaded no index object makes them.
 
 use bkfs_store::{Operation, StoreErrorKind};
 
 use super::bucket::Verdict;
 use super::*;
-use crate::catalog::{MergeInput, NewRun, RunRef, merge};
+use crate::catalog::{IndexSources, MergeInput, NewRun, RunGroup, RunRef, merge};
 use crate::codec::Effort;
 use crate::crypto::{Class, Features};
 use crate::id::Prefix;
@@ -12,6 +12,11 @@ use crate::pack::PackName;
 
 /// Merges all index objects of a world into one run of each class of packs.
 async fn runs_of(world: &World) -> Vec<RunRef> {
+    runs_named(world, 99).await
+}
+
+/// As [`runs_of`], under names of this session.
+async fn runs_named(world: &World, session: u64) -> Vec<RunRef> {
     let content_store = world.content_store();
     let catalog = &content_store.shared.catalog;
     let mut records = Vec::new();
@@ -25,7 +30,7 @@ async fn runs_of(world: &World) -> Vec<RunRef> {
         .enumerate()
     {
         let name = PackName {
-            session: 99,
+            session,
             sequence: number as u32,
             random: 0,
         };
@@ -38,19 +43,51 @@ async fn runs_of(world: &World) -> Vec<RunRef> {
             gone: &HashSet::new(),
             effort: Effort::Level(1),
         };
-        let body = merge(new, vec![MergeInput::Packs(records.clone())]).await;
-        let body = body.expect("merged").concat();
+        let merged = merge(new, vec![MergeInput::Packs(records.iter().collect())]).await;
+        let merged = merged.expect("merged");
+        let body = merged.body.concat();
         let bytes = body.len() as u64;
         world.bucket.overwrite(&key, Bytes::from(body));
-        runs.push(RunRef { name, bytes });
+        runs.push(RunRef {
+            name,
+            bytes,
+            class,
+            first: Prefix([0; 16]),
+            last: Prefix([0xff; 16]),
+            records: merged.records,
+        });
     }
     runs
+}
+
+/// What a root says whose index objects all are covered by one group of these runs.
+fn covered(world: &World, runs: &[RunRef], dropped: &[PackName]) -> IndexSources {
+    IndexSources {
+        objects: Vec::new(),
+        groups: vec![RunGroup {
+            covers: world.index.clone(),
+            runs: runs.to_vec(),
+            dropped: Arc::new(dropped.iter().copied().collect()),
+        }],
+    }
 }
 
 /// A content store that knows runs alone.
 async fn by_runs(world: &World, runs: &[RunRef]) -> ContentStore {
     let content_store = world.content_store();
-    content_store.load_runs(runs).await.expect("they open");
+    let sources = covered(world, runs, &[]);
+    let loaded = content_store.load_index(&sources, &HashSet::new()).await;
+    loaded.expect("no run is opened yet");
+    content_store
+}
+
+/// A content store that knows runs alone, and matches new data with them.
+async fn matching(world: &World, runs: &[RunRef], dropped: &[PackName]) -> ContentStore {
+    let content_store = world.content_store();
+    content_store.match_new_data();
+    let sources = covered(world, runs, dropped);
+    let loaded = content_store.load_index(&sources, &HashSet::new()).await;
+    loaded.expect("the filters are read");
     content_store
 }
 
@@ -87,7 +124,9 @@ async fn files_are_read_by_runs_alone() {
             .expect_err("no index");
         assert!(error.wants_newer_root(), "{error}");
         // Runs that no root names any more are not asked.
-        content_store.load_runs(&[]).await.expect("closed");
+        let nothing = IndexSources::default();
+        let loaded = content_store.load_index(&nothing, &HashSet::new()).await;
+        loaded.expect("closed");
         let missing = Target::Chunk(crate::id::Id([7; 32]));
         let piece = Piece {
             target: missing,
@@ -114,21 +153,21 @@ async fn a_first_read_takes_few_requests_and_its_neighbours_none() {
             .iter()
             .sum::<u64>()
     };
-    assert_eq!(asked("runs/"), 4, "header and end of both runs");
+    assert_eq!(asked(""), 0, "a run is opened when it is asked");
     let (stored, file) = &files[1];
     read_file(&content_store, stored).await.expect("reads");
     let packs = world.bucket.count("data/") + world.bucket.count("meta/");
-    let (of_runs, of_index) = (asked("runs/") - 4, asked("index/"));
+    let (of_runs, of_index) = (asked("runs/"), asked("index/"));
     assert_eq!(of_index, 0);
-    // The blocks and the names of both runs, which are small here.
-    assert!(of_runs <= 4, "{of_runs} requests for blocks and names");
+    // The header and the end of both runs, and their blocks and names, which are small here.
+    assert!(of_runs <= 8, "{of_runs} requests for runs");
     let of_packs = asked("data/") + asked("meta/");
     // Of each pack its header and footer, and the frames in requests of some MiB.
     let bound = 2 * packs as u64 + file.len() as u64 / MIB as u64 + 4;
     assert!(of_packs <= bound, "{of_packs} requests, {packs} packs");
     let before = asked("");
     read_file(&content_store, stored).await.expect("reads");
-    assert_eq!(asked("runs/"), of_runs + 4, "footers answer");
+    assert_eq!(asked("runs/"), of_runs, "footers answer");
     assert!(asked("") - before <= of_packs, "no more than before");
 }
 
@@ -202,53 +241,246 @@ async fn a_damaged_copy_does_not_keep_another_from_being_read() {
     }
 }
 
-#[tokio::test]
-async fn a_damaged_run_leaves_open_what_it_lists_and_hides_no_other_run() {
-    let (world, stored, file) = world_with_copies(75).await;
-    let runs = runs_of(&world).await;
-    let [data, metadata] = runs[..] else {
-        panic!("two classes");
-    };
-    // A second run of the same records under another name.
-    let key = |run: RunRef| run.name.key(Class::Run);
-    let damage = |run: RunRef| {
-        let mut bytes = world.bucket.bytes(&key(run)).to_vec();
+/// Spoils the middle of each of these objects.
+fn damage(world: &World, keys: impl Iterator<Item = String>) {
+    for key in keys {
+        let mut bytes = world.bucket.bytes(&key).to_vec();
         bytes[200..300].fill(0);
-        world.bucket.overwrite(&key(run), Bytes::from(bytes));
-    };
-    let other = as_another_run(&world, data).await;
-    damage(data);
-    let content_store = by_runs(&world, &[data, other, metadata]).await;
-    let read = read_file(&content_store, &stored).await.expect("reads");
-    assert!(read == file);
-    damage(other);
-    let content_store = by_runs(&world, &[data, other, metadata]).await;
-    let error = read_file(&content_store, &stored).await;
-    let error = error.expect_err("no run is whole");
-    assert!(error.leaves_open() && !error.is_lost(), "{error}");
+        world.bucket.overwrite(&key, Bytes::from(bytes));
+    }
 }
 
-/// Copies a run under another name.
-async fn as_another_run(world: &World, run: RunRef) -> RunRef {
-    let content_store = world.content_store();
-    let open = content_store.open_run(run).await.expect("it opens");
-    let name = PackName {
-        session: 98,
-        ..run.name
+fn keys_of<'a>(runs: &'a [RunRef]) -> impl Iterator<Item = String> + 'a {
+    runs.iter().map(|run| run.name.key(Class::Run))
+}
+
+#[tokio::test]
+async fn a_run_that_is_damaged_costs_a_download_and_no_data() {
+    for is_missing in [false, true] {
+        let (world, stored, file) = world_with_copies(75).await;
+        let runs = runs_of(&world).await;
+        match is_missing {
+            true => keys_of(&runs).for_each(|key| world.bucket.remove(&key)),
+            false => damage(&world, keys_of(&runs)),
+        }
+        let content_store = by_runs(&world, &runs).await;
+        let read = read_file(&content_store, &stored).await.expect("reads");
+        assert!(read == file);
+        let packs = world.bucket.keys("data/").into_iter();
+        let packs = packs.map(|key| PackName::from_key(&key).expect("a pack").1);
+        let packs: Vec<PackName> = packs.collect();
+        let content_store = by_runs(&world, &runs).await;
+        let not_live = content_store.not_live(&packs).await.expect("known");
+        assert_eq!(not_live, [], "{} packs", packs.len());
+        // Now the index objects are damaged as well.
+        let index = world.index.iter();
+        damage(&world, index.map(|index| index.name.key(Class::Index)));
+        let content_store = by_runs(&world, &runs).await;
+        let error = read_file(&content_store, &stored).await;
+        let error = error.expect_err("nothing says where it is");
+        assert!(error.leaves_open() && !error.is_lost(), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_group_of_another_run_is_not_believed() {
+    let (world, stored, file) = world_with_copies(76).await;
+    let mut runs = runs_of(&world).await;
+    runs[0].records -= 1;
+    let content_store = by_runs(&world, &runs).await;
+    let read = read_file(&content_store, &stored).await.expect("reads");
+    assert!(read == file);
+    let index = world.index.len() as u64;
+    let read = world.bucket.requests(Operation::Get, "index/");
+    assert!(read >= index, "{read} index objects are read");
+}
+
+#[tokio::test]
+async fn tables_at_hand_answer_in_the_place_of_runs() {
+    let (world, stored, file) = world_with_copies(77).await;
+    let runs = runs_of(&world).await;
+    let content_store = world.loaded().await;
+    let sources = covered(&world, &runs, &[]);
+    let loaded = content_store.load_index(&sources, &HashSet::new()).await;
+    loaded.expect("known");
+    world.bucket.forget_requests();
+    let read = read_file(&content_store, &stored).await.expect("reads");
+    assert!(read == file);
+    assert_eq!(world.bucket.requests(Operation::GetRange, "runs/"), 0);
+    assert_eq!(world.bucket.requests(Operation::Get, "index/"), 0);
+}
+
+/// Returns the bytes of new blobs that storing a file again adds.
+async fn stored_again(world: &mut World, content_store: &ContentStore, file: &Bytes) -> u64 {
+    let before = content_store.metrics().bytes_new;
+    let ingest = world.ingest(content_store);
+    store_file(&ingest, Profile::Content, file, MIB).await;
+    content_store.metrics().bytes_new - before
+}
+
+#[tokio::test]
+async fn what_runs_have_is_not_stored_again() {
+    let (mut world, files) = world_with_files(78, true).await;
+    let runs = runs_of(&world).await;
+    let file = files[1].1.clone();
+    let content_store = matching(&world, &runs, &[]).await;
+    world.bucket.forget_requests();
+    let again = stored_again(&mut world, &content_store, &file).await;
+    assert_eq!(again, 0);
+    let of_runs = world.bucket.requests(Operation::GetRange, "runs/");
+    assert!(of_runs <= 6, "{of_runs} requests for blocks and names");
+    let footers = world.bucket.requests(Operation::GetTail, "");
+    let packs = world.bucket.count("data/") + world.bucket.count("meta/");
+    assert!(
+        footers <= packs as u64,
+        "{footers} footers of {packs} packs"
+    );
+    assert_eq!(world.bucket.requests(Operation::Get, "index/"), 0);
+    // What is new costs nothing.
+    world.bucket.forget_requests();
+    let other = noise(5, 4 * MIB);
+    let again = stored_again(&mut world, &content_store, &other).await;
+    assert!(again >= other.len() as u64, "{again}");
+    let asked = world.bucket.requests(Operation::GetRange, "runs/");
+    assert!(asked <= 1, "{asked} requests for what no run has");
+}
+
+#[tokio::test]
+async fn a_sample_of_the_filters_finds_the_neighbours() {
+    let mut world = World::new(79, true);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
+    let file = noise(9, 24 * MIB);
+    store_file(&ingest, Profile::Content, &file, 4 * MIB).await;
+    world.commit(&ingest).await;
+    let runs = runs_of(&world).await;
+    // About 370 chunks, so that one in four is in the filters.
+    world.config.memory.cache_bytes = 2 * 18 * 370 / 8 / 4;
+    let content_store = matching(&world, &runs, &[]).await;
+    let before = content_store.metrics().bytes_new;
+    let ingest = world.ingest(&content_store);
+    store_file(&ingest, Profile::Content, &file, 4 * MIB).await;
+    let again = content_store.metrics().bytes_new - before;
+    assert!(again * 4 < file.len() as u64, "{again} bytes");
+}
+
+#[tokio::test]
+async fn condemned_and_dropped_packs_are_not_matched() {
+    let (mut world, files) = world_with_files(80, true).await;
+    let runs = runs_of(&world).await;
+    let file = files[1].1.clone();
+    let packs = [world.bucket.keys("data/"), world.bucket.keys("meta/")].concat();
+    let packs = packs
+        .iter()
+        .map(|key| PackName::from_key(key).expect("a pack").1);
+    let packs: Vec<PackName> = packs.collect();
+    for is_learned in [false, true] {
+        for is_dropped in [false, true] {
+            let content_store = matching(&world, &runs, &[]).await;
+            if is_learned {
+                assert_eq!(stored_again(&mut world, &content_store, &file).await, 0);
+            }
+            let (dropped, condemned) = match is_dropped {
+                true => (packs.as_slice(), HashSet::new()),
+                false => ([].as_slice(), packs.iter().copied().collect()),
+            };
+            let sources = covered(&world, &runs, dropped);
+            let loaded = content_store.load_index(&sources, &condemned).await;
+            loaded.expect("known");
+            let again = stored_again(&mut world, &content_store, &file).await;
+            assert!(
+                again > 4 * MIB as u64,
+                "{again}, {is_learned}, {is_dropped}"
+            );
+            let not_live = content_store.not_live(&packs).await.expect("known");
+            assert_eq!(not_live.len(), packs.len(), "{is_learned}, {is_dropped}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_was_learned_is_forgotten_with_the_run_that_led_to_it() {
+    let (mut world, files) = world_with_files(81, true).await;
+    let runs = runs_of(&world).await;
+    let file = files[1].1.clone();
+    let content_store = matching(&world, &runs, &[]).await;
+    assert_eq!(stored_again(&mut world, &content_store, &file).await, 0);
+    // A root whose runs name none of the packs: they were condemned, forgotten and merged away.
+    let index = std::mem::take(&mut world.index);
+    let others = runs_named(&world, 98).await;
+    world.index = index;
+    let none = covered(&world, &others, &[]);
+    for sources in [IndexSources::default(), none] {
+        let content_store = matching(&world, &runs, &[]).await;
+        assert_eq!(stored_again(&mut world, &content_store, &file).await, 0);
+        let loaded = content_store.load_index(&sources, &HashSet::new()).await;
+        loaded.expect("known");
+        let again = stored_again(&mut world, &content_store, &file).await;
+        assert!(again > 4 * MIB as u64, "{again}");
+    }
+}
+
+#[tokio::test]
+async fn live_packs_are_known_by_runs() {
+    let (world, _) = world_with_files(82, true).await;
+    let runs = runs_of(&world).await;
+    let content_store = by_runs(&world, &runs).await;
+    let packs = [world.bucket.keys("data/"), world.bucket.keys("meta/")].concat();
+    let packs = packs
+        .iter()
+        .map(|key| PackName::from_key(key).expect("a pack").1);
+    let mut packs: Vec<PackName> = packs.collect();
+    let stranger = PackName {
+        session: 77,
+        sequence: 1,
+        random: 2,
     };
-    let key = name.key(Class::Run);
-    let new = NewRun {
-        sealer: (world.keyring).object_sealer(Class::Run, &key, Features::NONE, [9; 32]),
-        class: open.directory().class(),
-        range: open.directory().prefixes().clone(),
-        gone: &HashSet::new(),
-        effort: Effort::Level(1),
-    };
-    let body = merge(new, vec![MergeInput::Run(&open)]).await;
-    let body = body.expect("merged").concat();
-    let bytes = body.len() as u64;
-    world.bucket.overwrite(&key, Bytes::from(body));
-    RunRef { name, bytes }
+    packs.push(stranger);
+    let not_live = content_store.not_live(&packs).await.expect("known");
+    assert_eq!(not_live, [stranger]);
+    world.bucket.forget_requests();
+    packs.pop();
+    let not_live = content_store.not_live(&packs).await.expect("known");
+    assert_eq!(not_live, []);
+    assert_eq!(
+        world.bucket.requests(Operation::GetRange, "runs/"),
+        0,
+        "remembered"
+    );
+}
+
+#[tokio::test]
+async fn a_reference_is_adopted_by_runs() {
+    let (mut world, files) = world_with_files(83, true).await;
+    let runs = runs_of(&world).await;
+    let content_store = by_runs(&world, &runs).await;
+    let ingest = world.ingest(&content_store);
+    for piece in pieces(&files[0].0) {
+        ingest.adopt(piece.target).await.expect("it is live");
+    }
+    assert!(!ingest.relied_on().is_empty());
+    let missing = Target::Chunk(crate::id::Id([7; 32]));
+    let error = ingest.adopt(missing).await.expect_err("nothing has it");
+    assert!(matches!(error, ContentError::Unknown { .. }), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn runs_that_do_not_answer_do_not_hold_a_writer() {
+    let (mut world, files) = world_with_files(84, true).await;
+    let runs = runs_of(&world).await;
+    let file = files[1].1.clone();
+    let content_store = matching(&world, &runs, &[]).await;
+    world.bucket.script(|operation, key| {
+        match key.starts_with("runs/") && operation == Operation::GetRange {
+            true => Verdict::Hang,
+            false => Verdict::Pass,
+        }
+    });
+    let began = tokio::time::Instant::now();
+    let again = stored_again(&mut world, &content_store, &file).await;
+    assert!(again > 4 * MIB as u64, "{again}");
+    let waited = began.elapsed();
+    assert!(waited < Duration::from_secs(5), "{waited:?}");
 }
 
 #[tokio::test]

@@ -228,7 +228,10 @@ async fn without_the_index_object_a_damaged_table_is_an_error() {
     machine.world.bucket.behave();
     machine.fetched();
     let loaded = content_store
-        .load_index(&machine.world.index, &HashSet::new())
+        .load_index(
+            &IndexSources::of_objects(&machine.world.index),
+            &HashSet::new(),
+        )
         .await;
     loaded.expect("loads");
     assert_eq!(machine.fetched(), 1, "loading does it, before a read");

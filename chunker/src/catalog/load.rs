@@ -1,0 +1,165 @@
+//! What is loaded of the index that a root lists.
+//!
+//! Owns which index objects become tables, and for which of them groups of runs answer. A group
+//! answers unless this process has all tables of its index objects at hand: these answer without a
+//! request. Does not decide which index objects are current: the caller passes what the root says.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt};
+
+use super::loaded::Loaded;
+use super::reference::{IndexRef, IndexSources, RunGroup};
+use super::run_group::{KnownRuns, LoadedGroup};
+use super::{Catalog, CatalogTables};
+use crate::error::ContentError;
+use crate::pack::PackName;
+
+/// Maximum number of index objects that are loaded concurrently.
+const LOADED_AT_ONCE: usize = 8;
+
+/// The most blobs of a group for which tables at hand are used in place of its runs: their filters
+/// take about 150 MB of memory.
+const TABLED_BLOBS_MAX: u64 = 1 << 27;
+
+impl Catalog {
+    /// Makes what is loaded match what a root says; see
+    /// [`ContentStore::load_index`](crate::content_store::ContentStore::load_index).
+    pub(crate) async fn load(
+        &self,
+        sources: &IndexSources,
+        condemned: &HashSet<PackName>,
+    ) -> Result<(), ContentError> {
+        let _turn = self.loading.lock().await;
+        let before = self.state();
+        let mut list = sources.objects.clone();
+        let mut groups = Vec::new();
+        for group in &sources.groups {
+            match self.is_tabled(&before, group).await {
+                true => list.extend(&group.covers),
+                false => groups.push(group),
+            }
+        }
+        let groups = self.grouped(&before, &groups);
+        self.load_filters(&groups).await;
+        let dropped = sources.groups.iter().flat_map(|group| group.dropped.iter());
+        let gone: HashSet<PackName> = condemned.iter().chain(dropped).copied().collect();
+        self.load_listed(&list, groups, &gone).await
+    }
+
+    /// Loads the tables of the index objects that a group answered for, in the place of the group.
+    ///
+    /// # Errors
+    /// [`ContentError::Index`] if they cannot be read; [`ContentError::Store`] or
+    /// [`ContentError::Stalled`] if the store fails.
+    pub(super) async fn load_tables_of(&self, group: &LoadedGroup) -> Result<(), ContentError> {
+        let _turn = self.loading.lock().await;
+        let before = self.state();
+        let (leaving, groups): (Vec<_>, Vec<_>) =
+            (before.groups.iter().cloned()).partition(|loaded| loaded.covers() == group.covers());
+        if leaving.is_empty() {
+            return Ok(());
+        }
+        let tables = before.tables.iter().map(|loaded| loaded.reference());
+        let list: Vec<IndexRef> = tables.chain(group.covers().iter().copied()).collect();
+        let loaded = self.load_listed(&list, groups, &before.condemned).await;
+        loaded.map_err(ContentError::of_index)
+    }
+
+    /// Returns true if the index objects of a group are used by their tables.
+    async fn is_tabled(&self, before: &CatalogTables, group: &RunGroup) -> bool {
+        if self
+            .searcher
+            .has_given_up(group.runs.iter().map(|run| run.name))
+        {
+            return true;
+        }
+        let blobs: u64 = group.covers.iter().map(|covered| covered.blobs).sum();
+        if blobs > TABLED_BLOBS_MAX {
+            return false;
+        }
+        let mut tables = before.tables.iter().map(|loaded| loaded.reference().name);
+        let loaded: HashSet<PackName> = tables.by_ref().collect();
+        for covered in &group.covers {
+            let is_at_hand = loaded.contains(&covered.name)
+                || match &self.files {
+                    Some(files) => files.holds(covered.name).await,
+                    None => false,
+                };
+            if !is_at_hand {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Returns the groups as this process asks them. Those that are loaded stay as they are.
+    fn grouped(&self, before: &CatalogTables, groups: &[&RunGroup]) -> Vec<Arc<LoadedGroup>> {
+        let known: KnownRuns = before
+            .groups
+            .iter()
+            .flat_map(|group| group.known())
+            .collect();
+        let grouped = groups.iter().map(|group| {
+            let loaded = before.groups.iter().find(|loaded| loaded.is_of(group));
+            match loaded {
+                Some(loaded) => Arc::clone(loaded),
+                None => Arc::new(LoadedGroup::new(&self.searcher.store, group, &known)),
+            }
+        });
+        grouped.collect()
+    }
+
+    /// Loads the tables of exactly these index objects, and uses exactly these groups.
+    async fn load_listed(
+        &self,
+        list: &[IndexRef],
+        groups: Vec<Arc<LoadedGroup>>,
+        condemned: &HashSet<PackName>,
+    ) -> Result<(), ContentError> {
+        let before = self.state();
+        let staged = self.staged();
+        let known = |name: PackName| {
+            let mut all = before.tables.iter().chain(&staged);
+            all.find(|loaded| loaded.reference().name == name && !loaded.is_given_up())
+        };
+        let missing = list
+            .iter()
+            .filter(|reference| known(reference.name).is_none());
+        let loads = missing.map(|reference| self.load_one(*reference));
+        let fresh: Vec<Arc<Loaded>> = futures::stream::iter(loads.collect::<Vec<_>>())
+            .buffered(LOADED_AT_ONCE)
+            .try_collect()
+            .await?;
+        let listed: HashSet<PackName> = list.iter().map(|reference| reference.name).collect();
+        let same_groups = before.groups.len() == groups.len()
+            && (before.groups.iter().zip(&groups)).all(|(one, other)| Arc::ptr_eq(one, other));
+        let is_same = before.tables.len() == list.len()
+            && (before.tables.iter()).all(|loaded| listed.contains(&loaded.reference().name));
+        let is_new = !fresh.is_empty() || !is_same || !same_groups;
+        if !is_new && condemned.is_subset(&before.condemned) {
+            return Ok(());
+        }
+        let mut fresh = fresh.into_iter();
+        let tables = list
+            .iter()
+            .filter_map(|reference| known(reference.name).cloned().or_else(|| fresh.next()));
+        let ever = before.condemned.union(condemned).copied();
+        let loaded = Arc::new(CatalogTables {
+            tables: tables.collect(),
+            groups,
+            condemned: ever.collect(),
+        });
+        *self.state.write() = Arc::clone(&loaded);
+        if !same_groups {
+            (self.searcher).forget_others(|run, pack| loaded.answers_for(run, pack));
+        }
+        if is_new && let Some(files) = &self.files {
+            let staged = staged.iter().map(|loaded| loaded.reference().name);
+            let names = list.iter().map(|reference| reference.name).chain(staged);
+            files.keep_only(names.collect()).await;
+        }
+        Ok(())
+    }
+}

@@ -29,6 +29,7 @@ use super::orphans::count_orphans;
 use super::recovery_bases;
 use super::refused::Refusals;
 use super::report::{Problem, ProblemKind, Report};
+use super::runs::RunTallies;
 use super::scan::{Listed, Scan};
 use super::strays;
 use super::trees::{Named, Trees};
@@ -36,6 +37,7 @@ use super::workspace::shelf::ShelvedPack;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
 use crate::root::record::CommitRecord;
+use crate::root::retry::random;
 use crate::root::snapshots::SnapshotEntry;
 use crate::root::state::{ROOT_KEY, Root};
 use crate::volume::error::VolumeError;
@@ -69,6 +71,8 @@ pub struct Findings {
     pub bucket: BTreeMap<String, u64>,
     /// Damage of packs.
     pub damage: Damage,
+    /// Groups of runs that cannot be read, or contradict the index objects that they cover.
+    pub lost_groups: Vec<u64>,
     /// Journals that block every takeover of their volume.
     pub unreplayable: Vec<Unreplayable>,
     /// References that were read in metadata.
@@ -180,13 +184,16 @@ async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings,
     let mut newer_root = None;
     let handle = scan.root(&mut report, &mut newer_root).await?;
     let root = handle.as_ref().map(|handle| handle.current().root.clone());
+    let content_store = open_content_store(scan.store, scan.keyring, options)?;
+    let mut tallies = RunTallies::new(root.as_ref(), random(&*options.entropy));
     let (listed, mut indexed) = match &root {
         Some(root) => (
             scan.lists(root, &mut report).await?,
-            scan.index(root, &mut report).await?,
+            scan.index(root, &mut tallies, &mut report).await?,
         ),
         None => (Listed::default(), Indexed::new(&options.workspace)),
     };
+    let lost_groups = scan.runs(&content_store, tallies, &mut report).await?;
     let bucket = scan.list().await?;
     scan.keys(&bucket, root.as_ref(), &mut report).await?;
     let mut leftovers = Indexed::new(&options.workspace);
@@ -224,7 +231,8 @@ async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings,
         damage: Damage::default(),
         unreplayable: Vec::new(),
         learned: Learned::default(),
-        content_store: open_content_store(scan.store, scan.keyring, options)?,
+        lost_groups,
+        content_store,
         newer_root,
         leftover_snapshots,
         leftover_epoch,

@@ -22,6 +22,7 @@ use crate::root::handle::Transition;
 use crate::root::holder::SystemProcesses;
 use crate::root::lists::Lists;
 use crate::root::lists::put_entries;
+use crate::root::run_group::RunGroup;
 use crate::root::session::OpenSession;
 use crate::root::shard::ListRef;
 use crate::root::snapshots::{QuarantineEntry, SnapshotEntry, TrashEntry};
@@ -62,6 +63,7 @@ pub(super) async fn mend(
             lists: Lists::new(store.clone(), keyring.clone()),
             ingest: &ingest,
             loses_chain: plan.loses_chain,
+            lost_groups: plan.lost_groups,
         };
         handle.update(&mut change).await.map(|_| ())
     };
@@ -98,6 +100,7 @@ struct Mend<'a> {
     lists: Lists,
     ingest: &'a Ingest,
     loses_chain: bool,
+    lost_groups: Vec<u64>,
 }
 
 impl Mend<'_> {
@@ -198,6 +201,9 @@ impl Transition for Mend<'_> {
 
     async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
         next.change_index(&self.index)?;
+        for begun in &self.lost_groups {
+            next.drop_group(*begun);
+        }
         self.merge_snapshots(next).await?;
         next.change_snapshots(&self.snapshots)?;
         next.change_trash(&self.trash)?;
@@ -216,10 +222,12 @@ impl Transition for Mend<'_> {
                 && !change.removed.iter().any(|list| refs.contains(list))
         };
         let older = root.chain.iter().flat_map(|chain| &chain.older);
+        let is_lost = |group: &RunGroup| self.lost_groups.contains(&group.begun);
         let holds = |name| root.index.iter().any(|index| index.name == name);
         Ok(lists(&root.snapshots, &self.snapshots)
             && lists(&root.trash, &self.trash)
             && lists(&root.quarantine, &self.quarantine)
+            && !root.run_groups().iter().any(is_lost)
             && (!self.loses_chain || older.count() == 0)
             && self.index.added.iter().all(|index| holds(index.name))
             && !self.index.absorbed.iter().any(|index| holds(index.name)))

@@ -20,6 +20,7 @@
 //! | [`holdings`] | which live packs hold a blob |
 //! | [`references`] | references that are resolved once all metadata was read |
 //! | [`workspace`] | working data in memory or on local disk, and joins of it |
+//! | [`runs`] | groups of runs, compared with index objects |
 //! | [`strays`] | commits that no root knows |
 //! | [`journals`] | heartbeats and journals of sessions |
 //! | [`recovery_bases`] | commits that the spools of ended sessions follow |
@@ -36,6 +37,7 @@
 //! | [`scrub`] | verifies all packs in the background, slowly, in cycles |
 //! | [`quarantine`] | puts damage in quarantine, concurrently with writers |
 //! | [`collect`] | frees what nothing needs |
+//! | [`merging`] | merges index objects into runs |
 //! | [`blame`] | snapshots and files that damage affects |
 //!
 //! **Memory** of a check: 256 MiB for objects in flight, 250 bytes per object in the bucket, 80
@@ -59,6 +61,7 @@ pub mod journals;
 pub mod judge;
 pub mod layout;
 mod mend;
+pub mod merging;
 pub mod metrics;
 pub mod options;
 pub mod orphans;
@@ -72,6 +75,7 @@ pub mod repair;
 pub mod repair_plan;
 pub mod report;
 mod reread;
+pub mod runs;
 pub mod sample;
 pub mod scan;
 mod scan_index;

@@ -24,6 +24,7 @@ pub fn count_orphans(
 ) {
     let lists: HashSet<PackName> = list_refs(root).map(|list| list.name).collect();
     let indexes: HashSet<PackName> = root.index.iter().map(|index| index.name).collect();
+    let runs: HashSet<PackName> = root.run_names().collect();
     let is_at_work = |session: u64| root.sessions.contains_key(&SessionId(session));
     for (key, bytes) in bucket {
         let orphans = &mut report.orphans;
@@ -40,6 +41,10 @@ pub fn count_orphans(
             }
             layout::NamedObject::Named(Class::Index, name) => {
                 let needed = indexes.contains(&name);
+                (needed, &mut orphans.indexes, name.session)
+            }
+            layout::NamedObject::Named(Class::Run, name) => {
+                let needed = runs.contains(&name);
                 (needed, &mut orphans.indexes, name.session)
             }
             layout::NamedObject::Named(_, name) => {
@@ -66,5 +71,10 @@ pub fn list_refs(root: &Root) -> impl Iterator<Item = &ListRef> {
     let lists = root.snapshots.iter().chain(&root.trash);
     let older = root.chain.iter().flat_map(|chain| &chain.older);
     let older = older.map(|part| &part.list);
-    lists.chain(&root.quarantine).chain(condemned).chain(older)
+    let dropped = root.run_groups().iter().flat_map(|group| &group.dropped);
+    lists
+        .chain(&root.quarantine)
+        .chain(condemned)
+        .chain(older)
+        .chain(dropped)
 }

@@ -216,6 +216,14 @@ fn make_plan(
                         .to_owned(),
                 );
             }
+            plan.lost_groups.clone_from(&findings.lost_groups);
+            if !plan.lost_groups.is_empty() {
+                plan.steps.push(format!(
+                    "take {} groups of runs out of the root: until bkfs gc merges them anew, the \
+                     index objects that they cover are read",
+                    plan.lost_groups.len()
+                ));
+            }
             plan_journals(findings, &mut plan);
             plan.mends = !plan.steps.is_empty();
             plan.renewed = anew::lost(findings, !plan.lost_lists.is_empty());

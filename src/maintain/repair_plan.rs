@@ -39,6 +39,8 @@ pub struct RepairPlan {
     pub(super) quarantine: Vec<QuarantineEntry>,
     pub(super) writes_quarantine: bool,
     pub(super) loses_chain: bool,
+    /// Groups of runs that leave the root.
+    pub(super) lost_groups: Vec<u64>,
     /// Keys of journals.
     pub(super) set_aside: Vec<String>,
     /// What sessions are taken to have sent from then on.

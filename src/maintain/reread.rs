@@ -201,6 +201,8 @@ impl Again<'_> {
             NamedObject::Named(Class::Index, name) => {
                 self.stays_lost(key, verifier.index_of(name).await)
             }
+            // Nothing is lost with a run.
+            NamedObject::Named(Class::Run, _) => Ok(()),
             NamedObject::Named(class, _) => self.stays_lost(key, verifier.object(class, key).await),
             NamedObject::Session(_) => {
                 self.stays_lost(key, verifier.object(Class::Session, key).await)

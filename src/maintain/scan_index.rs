@@ -12,6 +12,7 @@ use futures::StreamExt;
 use super::indexed::Indexed;
 use super::layout::{self, place_of};
 use super::report::{Problem, ProblemKind, Report};
+use super::runs::RunTallies;
 use super::scan::{READS_AT_ONCE, Scan, as_problem};
 use super::workspace::shelf::{Shelf, ShelvedPack};
 use crate::root::error::RootError;
@@ -22,12 +23,17 @@ use crate::root::state::Root;
 const INDEX_BYTES: u64 = 64 << 20;
 
 impl Scan<'_> {
-    /// Returns the contents of the root's index objects. Each one that is unreadable, or
-    /// contradicts another, is a problem.
+    /// Returns the contents of the root's index objects, and counts them for the groups of runs.
+    /// Each one that is unreadable, or contradicts another, is a problem.
     ///
     /// # Errors
     /// Store errors.
-    pub async fn index(&self, root: &Root, report: &mut Report) -> Result<Indexed, RootError> {
+    pub async fn index(
+        &self,
+        root: &Root,
+        tallies: &mut RunTallies,
+        report: &mut Report,
+    ) -> Result<Indexed, RootError> {
         let mut indexed = Indexed::new(&self.options.workspace);
         let largest = root.index.iter().map(|reference| reference.bytes).max();
         let at_once = INDEX_BYTES / largest.unwrap_or(0).max(1);
@@ -41,9 +47,11 @@ impl Scan<'_> {
                 Err(error) => {
                     report.add(as_problem(error)?);
                     indexed.lost.push(reference);
+                    tallies.count(&reference.name, None);
                     continue;
                 }
             };
+            tallies.count(&reference.name, Some(&packs));
             for pack in indexed.add(packs)? {
                 let what = format!("it and another index object disagree about {pack}");
                 let key = reference.name.key(Class::Index);

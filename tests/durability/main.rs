@@ -20,6 +20,7 @@ mod images;
 mod layers;
 mod locks;
 mod marking;
+mod merging;
 mod missing;
 mod outages;
 mod outcome;

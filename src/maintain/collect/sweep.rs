@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use async_trait::async_trait;
+use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::crypto::Class;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
@@ -22,6 +23,7 @@ use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::heartbeat::published_base;
 use crate::root::lists::{Lists, put_shard};
+use crate::root::run_groups::CoveredChange;
 use crate::root::snapshots::PackEntry;
 use crate::root::state::{Condemned, HolderInfo, RecoveryBase, Root, SessionId};
 use crate::root::transition::IndexChange;
@@ -117,9 +119,11 @@ pub async fn free_epochs(
 pub fn orphans(root: &Root, bucket: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     let lists: HashSet<PackName> = list_refs(root).map(|list| list.name).collect();
     let indexes: HashSet<PackName> = root.index.iter().map(|index| index.name).collect();
+    let runs: HashSet<PackName> = root.run_names().collect();
     let is_garbage = |key: &str| match place_of(key) {
         NamedObject::Named(Class::List, name) => !lists.contains(&name) && !is_own(root, &name),
         NamedObject::Named(Class::Index, name) => !indexes.contains(&name) && !is_own(root, &name),
+        NamedObject::Named(Class::Run, name) => !runs.contains(&name) && !is_own(root, &name),
         NamedObject::Session(id) | NamedObject::Journal { session: id, .. } => {
             !root.sessions.contains_key(&id)
         }
@@ -221,6 +225,7 @@ impl Sweeper<'_> {
             }
         };
         let mut forget = ForgetEpochs {
+            handle,
             session: self.session,
             verifier: self.verifier,
             ingest: self.ingest,
@@ -233,8 +238,33 @@ impl Sweeper<'_> {
     }
 }
 
+/// Index objects that are written anew without gone packs.
+#[derive(Default)]
+struct Leaving {
+    absorbed: Vec<IndexRef>,
+    kept: Vec<PackContents>,
+    /// The gone packs that they named.
+    gone: BTreeSet<PackName>,
+    known: BTreeSet<PackName>,
+}
+
+impl Leaving {
+    fn take(&mut self, index: IndexRef, packs: Vec<PackContents>, gone: &BTreeSet<PackName>) {
+        self.absorbed.push(index);
+        for pack in packs {
+            let name = pack.name();
+            if gone.contains(&name) {
+                self.gone.insert(name);
+            } else if self.known.insert(name) {
+                self.kept.push(pack);
+            }
+        }
+    }
+}
+
 /// The replacement of the root: step `ForgetEpoch` of the model.
 struct ForgetEpochs<'a> {
+    handle: &'a RootHandle,
     session: SessionId,
     verifier: &'a Verifier,
     ingest: &'a Ingest,
@@ -243,6 +273,64 @@ struct ForgetEpochs<'a> {
     /// The locked packs, condemned in the newest of the epochs. All bases have reached it, so they
     /// are as free as before.
     left: Option<Condemned>,
+}
+
+impl ForgetEpochs<'_> {
+    /// Writes index objects anew.
+    async fn rewritten(&self, leaving: Leaving) -> Result<IndexChange, RootError> {
+        let added = match leaving.kept.is_empty() {
+            true => Vec::new(),
+            false => self.ingest.put_index(&leaving.kept).await?,
+        };
+        Ok(IndexChange {
+            absorbed: leaving.absorbed,
+            added,
+        })
+    }
+
+    /// Writes index objects anew that groups of runs cover. The groups cover the new ones, and know
+    /// that their runs may name the gone packs in vain (docs/PROTOCOL.md, rule 12). A group whose
+    /// list of such packs cannot be read leaves the root.
+    async fn forget_covered(
+        &self,
+        next: &mut Root,
+        leaving: BTreeMap<Vec<u64>, Leaving>,
+    ) -> Result<(), RootError> {
+        let mut gone: BTreeMap<u64, BTreeSet<PackName>> = BTreeMap::new();
+        for (groups, leaving) in &leaving {
+            for begun in groups {
+                gone.entry(*begun).or_default().extend(&leaving.gone);
+            }
+        }
+        let lists = Lists::new(self.handle.store().clone(), self.handle.keyring().clone());
+        let (mut dropped, mut unreadable) = (BTreeMap::new(), Vec::new());
+        for (begun, mut gone) in gone {
+            let groups = next.run_groups();
+            let group = groups.iter().find(|group| group.begun == begun);
+            let before = group.and_then(|group| group.dropped);
+            match lists.dropped(before).await {
+                Ok(before) => gone.extend(before.iter()),
+                Err(error) if error.is_of_one_object() => {
+                    tracing::warn!(%error, "a group of runs is given up");
+                    unreadable.push(begun);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+            let entries = gone.into_iter().map(PackEntry).collect();
+            dropped.insert(begun, put_shard(self.ingest, entries).await?);
+        }
+        let mut changes = Vec::new();
+        for (groups, leaving) in leaving {
+            let index = self.rewritten(leaving).await?;
+            changes.push(CoveredChange { groups, index });
+        }
+        next.forget_covered(&changes, &dropped)?;
+        for begun in unreadable {
+            next.drop_group(begun);
+        }
+        Ok(())
+    }
 }
 
 #[async_trait]
@@ -265,23 +353,21 @@ impl Transition for ForgetEpochs<'_> {
             next.condemned.sort_by_key(|condemned| condemned.epoch);
         }
         let merges = next.index.len() > INDEXES_MAX;
-        let mut change = IndexChange::default();
-        let mut kept: Vec<PackContents> = Vec::new();
-        let mut known = BTreeSet::new();
+        // Index objects that the same groups of runs cover become one, so that they cover that.
+        let mut leaving: BTreeMap<Vec<u64>, Leaving> = BTreeMap::new();
         for index in next.index.clone() {
             let packs = self.verifier.index(index).await?;
+            let groups = next.groups_of(&index.name);
             let holds_gone = packs.iter().any(|pack| self.gone.contains(&pack.name()));
-            if holds_gone || merges && index.bytes < SMALL_INDEX_BYTES {
-                change.absorbed.push(index);
-                let staying = packs
-                    .into_iter()
-                    .filter(|pack| !self.gone.contains(&pack.name()));
-                kept.extend(staying.filter(|pack| known.insert(pack.name())));
+            let is_small = merges && groups.is_empty() && index.bytes < SMALL_INDEX_BYTES;
+            if holds_gone || is_small {
+                let leaving = leaving.entry(groups).or_default();
+                leaving.take(index, packs, &self.gone);
             }
         }
-        if !kept.is_empty() {
-            change.added = self.ingest.put_index(&kept).await?;
-        }
+        let uncovered = leaving.remove(&Vec::new()).unwrap_or_default();
+        self.forget_covered(next, leaving).await?;
+        let change = self.rewritten(uncovered).await?;
         Ok(next.change_index(&change)?)
     }
 

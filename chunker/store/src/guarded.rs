@@ -142,8 +142,13 @@ impl Store for GuardedStore {
         let answer = self.inner.extend_lock(key, lock);
         self.watch(Operation::ExtendLock, key, answer).await
     }
+
     fn describe(&self) -> String {
         self.inner.describe()
+    }
+
+    fn signs(&self) -> Signs {
+        self.signs.clone()
     }
 }
 

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::lock::Lock;
-use crate::{ObjectInfo, Store, StoreError, Version};
+use crate::{ObjectInfo, Signs, Store, StoreError, Version};
 
 /// A [`Store`] that passes each request to the store below unless a method is overridden. Its
 /// methods are those of [`Store`].
@@ -149,6 +149,11 @@ pub trait Layer: Send + Sync + Debug + 'static {
     fn describe(&self) -> String {
         self.below().describe()
     }
+
+    /// Handles [`Store::signs`].
+    fn signs(&self) -> Signs {
+        self.below().signs()
+    }
 }
 
 #[async_trait]
@@ -226,5 +231,9 @@ impl<T: Layer> Store for T {
 
     fn describe(&self) -> String {
         Layer::describe(self)
+    }
+
+    fn signs(&self) -> Signs {
+        Layer::signs(self)
     }
 }

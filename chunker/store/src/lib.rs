@@ -232,6 +232,12 @@ pub trait Store: Send + Sync + Debug + 'static {
 
     /// Returns the repository's URL, without secrets.
     fn describe(&self) -> String;
+
+    /// Returns the health record that shows when bytes moved. A store whose requests take no time
+    /// on a wire has one in which nothing moves.
+    fn signs(&self) -> Signs {
+        Signs::default()
+    }
 }
 
 fn without_locks(operation: Operation, key: &str) -> StoreError {

@@ -9,8 +9,8 @@ use crate::Signs;
 /// The longest time without progress before a request is cancelled, however long the caller waits.
 const STALL_MAX: Duration = Duration::from_secs(60);
 
-/// The longest time that the sockets' buffers may take to drain: 4 MiB (the usual maximum of
-/// net.ipv4.tcp_wmem) at 32 KiB/s.
+/// The longest time that the sockets' buffers may take to drain if the rate of the link is not
+/// known: 4 MiB (the usual maximum of net.ipv4.tcp_wmem) at 32 KiB/s.
 const DRAIN_MAX: Duration = Duration::from_secs(128);
 
 /// The longest time for making a connection.
@@ -66,11 +66,11 @@ pub struct StoreOptions {
     pub create_directory: bool,
     /// How long making a connection may take.
     pub connect_timeout: Duration,
-    /// How long a request may make no progress in either direction before it is cancelled. The
-    /// total time is not limited: a slow link may take as long as it needs.
+    /// How long a request may make no progress in either direction before it is cancelled. A slow
+    /// link may take as long as it needs, above a mean of 2 KiB/s for each request.
     pub stall_timeout: Duration,
     /// How long, in addition to `stall_timeout`, a sent body may stay in the sockets' buffers,
-    /// where no progress is visible.
+    /// where no progress is visible. A body that showed a slow link may stay there for longer.
     pub drain_timeout: Duration,
     /// How long one call sends its request again before it reports a transient error. The caller
     /// handles longer outages.
@@ -114,13 +114,16 @@ impl StoreOptions {
     /// A request without progress is cancelled after a quarter of `timeout` (at least 4 s, at most
     /// 60 s, never more than half of `timeout`), early enough to be sent again several times. A
     /// request that was sent during an outage may never be answered, and an outage shorter than
-    /// `timeout` must be survived.
+    /// `timeout` must be survived. With the time for draining, it is two thirds of `timeout` at
+    /// most.
     pub fn within(self, timeout: Duration) -> Self {
         let share = (timeout / 4).max(STALL_MIN).min(timeout / 2);
+        let stall = share.min(STALL_MAX);
+        let drain = (timeout / 5 * 2).min((timeout / 3 * 2).saturating_sub(stall));
         Self {
             connect_timeout: share.min(CONNECT_MAX),
-            stall_timeout: share.min(STALL_MAX),
-            drain_timeout: (timeout.saturating_sub(STALL_MAX) / 2).min(DRAIN_MAX),
+            stall_timeout: stall,
+            drain_timeout: drain.min(DRAIN_MAX),
             retry_for: timeout,
             ..self
         }

@@ -8,6 +8,8 @@
 //! still answers reads, and a permission may be missing for one directory. Silence is recorded for
 //! the store as a whole: a store that moves any bytes, in either direction, is not silent. What the
 //! kernel buffers of a new request is not moved by the store.
+//!
+//! The bytes of long transfers are recorded for each direction, for callers that wait for one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,6 +33,10 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(15);
 /// the store reads it. Those of a slow one take longer, so that silence is seen that much later.
 const BUFFERS_FILL_WITHIN: Duration = Duration::from_secs(1);
 
+/// An answer that takes longer than this is long. Short ones, of the root for instance, say nothing
+/// about those that are waited for: they end, and count then.
+const LONG_AFTER: Duration = Duration::from_secs(1);
+
 /// The observed health of a store. Clones are cheap and share the state.
 #[derive(Clone, Debug, Default)]
 pub struct Signs(Arc<Shared>);
@@ -50,6 +56,10 @@ struct SignState {
     waiting: BTreeMap<u64, Asked>,
     /// The time when the store last took or sent any bytes, or answered.
     moved: Option<Instant>,
+    /// The time when the store last took bytes of a long body.
+    sent: Option<Instant>,
+    /// The time when the store last sent bytes of a long answer.
+    received: Option<Instant>,
     troubles: BTreeMap<Sort, Trouble>,
 }
 
@@ -121,19 +131,39 @@ impl Signs {
         }
     }
 
-    /// Records that bytes of an answer arrived.
-    pub(super) fn received(&self) {
-        self.0.state.lock().moved = Some(Instant::now());
+    /// Records that bytes of an answer arrived, for a backend. `first` is when the answer began.
+    pub fn received(&self, first: Instant) {
+        let now = Instant::now();
+        let mut state = self.0.state.lock();
+        state.moved = Some(now);
+        if now.saturating_duration_since(first) >= LONG_AFTER {
+            state.received = Some(now);
+        }
     }
 
-    /// Records that bytes of a request's body were handed to the connection. `first` is when the
-    /// first byte of this body was. Bytes within [`BUFFERS_FILL_WITHIN`] of it are no sign of the
-    /// store.
-    pub(super) fn sent(&self, first: Instant) {
+    /// Records that bytes of a request's body were handed to the connection, for a backend. `first`
+    /// is when the first byte of this body was. Bytes within [`BUFFERS_FILL_WITHIN`] of it are no
+    /// sign of the store.
+    pub fn sent(&self, first: Instant) {
         let now = Instant::now();
         if now.saturating_duration_since(first) >= BUFFERS_FILL_WITHIN {
-            self.0.state.lock().moved = Some(now);
+            let mut state = self.0.state.lock();
+            state.moved = Some(now);
+            state.sent = Some(now);
         }
+    }
+
+    /// Returns when the store last took bytes of a body that takes longer than a second.
+    ///
+    /// They moved for a request that was alive then. A backend breaks off what moves too slowly, so
+    /// one request does not move this on without end.
+    pub fn sent_at(&self) -> Option<Instant> {
+        self.0.state.lock().sent
+    }
+
+    /// Returns the same for bytes of answers.
+    pub fn received_at(&self) -> Option<Instant> {
+        self.0.state.lock().received
     }
 
     /// Records that the store refused a request, or was not reachable for it, and that the store
@@ -389,7 +419,7 @@ mod tests {
         let old = signs.begin(Operation::PutNew, "data/1");
         for _ in 0..10 {
             wait(2).await;
-            signs.received();
+            signs.received(Instant::now());
         }
         assert!(signs.outage().is_none(), "slow, but alive");
         let first = Instant::now();

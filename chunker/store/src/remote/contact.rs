@@ -53,9 +53,14 @@ impl Contact {
         !self.waits && !self.is_met.load(Ordering::Relaxed)
     }
 
-    /// Records that bytes of an answer arrived.
-    pub(super) fn received(&self) {
-        self.signs.received();
+    /// Returns the health record of the store.
+    pub(super) fn signs(&self) -> &Signs {
+        &self.signs
+    }
+
+    /// Records that bytes of an answer arrived, the first of them not before `first`.
+    pub(super) fn received(&self, first: Instant) {
+        self.signs.received(first);
     }
 
     /// Records that bytes of a request's body went out, the first of them at `first`.

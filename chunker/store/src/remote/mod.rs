@@ -24,8 +24,10 @@ mod list;
 mod lock;
 mod locker;
 mod profile;
+mod sending;
 mod service;
 mod setup;
+mod short_queue;
 mod steady;
 mod transport;
 
@@ -47,8 +49,8 @@ use object_store::{
 
 use crate::lock::Lock;
 use crate::{
-    ObjectInfo, Operation, RepositoryUrl, Store, StoreError, StoreErrorKind, StoreOptions, Version,
-    WHOLE_OBJECT_BYTES_MAX, check_key, check_prefix, check_range, too_large,
+    ObjectInfo, Operation, RepositoryUrl, Signs, Store, StoreError, StoreErrorKind, StoreOptions,
+    Version, WHOLE_OBJECT_BYTES_MAX, check_key, check_prefix, check_range, too_large,
 };
 pub use answer::Said;
 use contact::Contact;
@@ -439,6 +441,10 @@ impl Store for RemoteStore {
 
     fn describe(&self) -> String {
         self.shown.clone()
+    }
+
+    fn signs(&self) -> Signs {
+        self.contact.signs().clone()
     }
 }
 

@@ -16,9 +16,10 @@ use url::{Host, Url};
 use super::contact::Contact;
 use super::locker::Locker;
 use super::profile::Profiles;
+use super::sending::Patience;
 use super::service::{Flavor, Service};
 use super::steady::Steady;
-use super::transport::{Connector, Patience};
+use super::transport::Connector;
 use crate::{Operation, StoreError, StoreErrorKind, StoreOptions};
 
 /// A configured service.

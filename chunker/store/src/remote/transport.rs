@@ -1,12 +1,12 @@
 //! The transport of requests: one HTTP client for the whole store.
 //!
-//! Time limits apply to time without progress. Every answer but success becomes a [`Fault`] that
-//! says whether the server may have applied the request. `object_store` would limit the total time
-//! of a request, which a large object on a slow link exceeds, and would not say how much was sent.
+//! Time limits apply to time without progress, and to bodies below a least rate (`sending`). Every
+//! answer but success becomes a [`Fault`] that says whether the server may have applied the request.
+//! `object_store` would limit the total time of a request, which a large object on a slow link
+//! exceeds, and would not say how much was sent.
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -16,52 +16,23 @@ use http_body::{Body, Frame, SizeHint};
 use object_store::ClientOptions;
 use object_store::client::{
     ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest,
-    HttpRequestBody, HttpResponse, HttpResponseBody, HttpService,
+    HttpResponse, HttpResponseBody, HttpService,
 };
 use parking_lot::Mutex;
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::answer::{Answer, Broken, Fault, Said, Senseless, is_metadata_service};
 use super::contact::{Contact, QUIET};
 use super::departed::Departed;
 use super::locker::Locked;
-
-/// How many bytes of a body are handed on at once. Progress is visible in steps of this size.
-const STEP_BYTES: usize = 256 * 1024;
-
-/// How many bytes the sockets' buffers may hold after the last step (the usual maximum of
-/// net.ipv4.tcp_wmem).
-const SOCKET_BYTES: u64 = 4 * 1024 * 1024;
+use super::sending::{BodyProgress, Patience, WatchedRequest, watched};
+use super::short_queue::ShortQueue;
 
 /// The connect timeout of the machine's own metadata service, which is near or absent.
 const NEAR_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The slowest link that is waited for while those buffers drain, in bytes per second.
-const SLOWEST_BYTES_PER_SECOND: u64 = 32 * 1024;
-
 /// The longest error document that is read, in bytes.
 const DOCUMENT_BYTES_MAX: usize = 64 * 1024;
-
-/// How long a request may make no progress.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
-    /// The usual limit.
-    pub stall: Duration,
-    /// The most additional time while the sockets' buffers drain.
-    pub drain: Duration,
-}
-
-impl Patience {
-    /// Returns the longest allowed silence of a request with a body of `whole` bytes of which
-    /// `left` bytes have not been handed to the connection.
-    fn with(self, whole: u64, left: u64) -> Duration {
-        let draining = whole.min(SOCKET_BYTES) / SLOWEST_BYTES_PER_SECOND;
-        match left {
-            0 => self.stall + Duration::from_secs(draining).min(self.drain),
-            _ => self.stall,
-        }
-    }
-}
 
 /// Creates the clients that `object_store` asks for.
 #[derive(Clone, Debug)]
@@ -126,9 +97,13 @@ impl Connector {
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("bkfs/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(connect_timeout)
-            // The kernel notices a peer that is gone, also while no request is pending.
-            .tcp_user_timeout(self.patience.stall)
+            // The kernel notices a peer that is gone while no request is pending, within 35 s.
+            // TCP_USER_TIMEOUT would also end connections to a peer that reads slowly: the time in
+            // which its window is closed adds up over several openings. Limits of requests are ours.
             .tcp_keepalive(Duration::from_secs(20))
+            .tcp_keepalive_interval(Duration::from_secs(5))
+            .tcp_keepalive_retries(3)
+            .connector_layer(ShortQueue)
             .pool_idle_timeout(Duration::from_secs(50))
             .http1_only()
             .redirect(reqwest::redirect::Policy::none())
@@ -182,10 +157,8 @@ impl HttpService for Transport {
             locked.apply(&mut request).map_err(unsent)?;
         }
         let asked = Asked::of(&request);
-        let progress = Arc::new(BodyProgress {
-            left: AtomicU64::new(0),
-            contact: Arc::clone(&self.contact),
-        });
+        let length = request.body().content_length() as u64;
+        let progress = BodyProgress::new(length, self.patience, &self.contact);
         let request = into_request(request, &progress).map_err(unsent)?;
         let response = self.answer(&host, request, &progress).await?;
         let status = response.status();
@@ -243,17 +216,14 @@ impl Transport {
             self.contact.trouble(&cause);
         };
         let answer = client.execute(request);
-        match watched(answer, progress, self.patience, quiet).await {
+        match watched(answer, progress, quiet).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => {
                 let connected = !error.is_connect();
                 let sent = progress.is_complete() && connected;
                 Err(broken(sent, connected, innermost(&error)))
             }
-            Err(Stalled) => {
-                let reason = format!("no progress for {} s", self.patience.stall.as_secs());
-                Err(broken(progress.is_complete(), true, reason))
-            }
+            Err(given_up) => Err(broken(progress.is_complete(), true, given_up.to_string())),
         }
     }
 }
@@ -307,122 +277,25 @@ fn into_request(
     let url = reqwest::Url::parse(&parts.uri.to_string()).map_err(|error| error.to_string())?;
     let mut request = reqwest::Request::new(parts.method, url);
     *request.headers_mut() = parts.headers;
-    let length = body.content_length();
-    progress.left.store(length as u64, Ordering::SeqCst);
-    *request.body_mut() = Some(match length {
+    *request.body_mut() = Some(match body.content_length() {
         0 => reqwest::Body::from(Bytes::new()),
-        _ => reqwest::Body::wrap(WatchedRequest {
-            body,
-            step: Bytes::new(),
-            first: None,
-            progress: Arc::clone(progress),
-        }),
+        _ => reqwest::Body::wrap(WatchedRequest::new(body, progress)),
     });
     Ok(request)
-}
-
-/// The progress of a request's body.
-#[derive(Debug)]
-struct BodyProgress {
-    /// The number of bytes that have not been handed to the connection.
-    left: AtomicU64,
-    contact: Arc<Contact>,
-}
-
-impl BodyProgress {
-    /// Returns whether the server may have the whole request.
-    fn is_complete(&self) -> bool {
-        self.left.load(Ordering::SeqCst) == 0
-    }
-}
-
-/// Nothing moved for too long.
-struct Stalled;
-
-/// Waits for an answer as long as the request makes progress. Calls `quiet` once when there was no
-/// progress for [`QUIET`], or later while the buffers drain.
-async fn watched<T>(
-    answer: impl Future<Output = T>,
-    progress: &BodyProgress,
-    patience: Patience,
-    quiet: impl Fn(),
-) -> Result<T, Stalled> {
-    let whole = progress.left.load(Ordering::SeqCst);
-    let mut answer = std::pin::pin!(answer);
-    let mut left = whole;
-    let mut moved = Instant::now();
-    let mut is_said = false;
-    loop {
-        let end = moved + patience.with(whole, left);
-        let said = end - patience.stall + QUIET;
-        let next = if is_said { end } else { end.min(said) };
-        tokio::select! {
-            biased;
-            answer = &mut answer => return Ok(answer),
-            () = sleep_until(next) => {}
-        }
-        let now = progress.left.load(Ordering::SeqCst);
-        if now != left {
-            (left, moved, is_said) = (now, Instant::now(), false);
-        } else if next == end {
-            return Err(Stalled);
-        } else {
-            is_said = true;
-            quiet();
-        }
-    }
-}
-
-/// A request body that counts the bytes taken from it.
-struct WatchedRequest {
-    body: HttpRequestBody,
-    step: Bytes,
-    /// The time when the first bytes were taken.
-    first: Option<Instant>,
-    progress: Arc<BodyProgress>,
-}
-
-impl Body for WatchedRequest {
-    type Data = Bytes;
-    type Error = HttpError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, HttpError>>> {
-        while self.step.is_empty() {
-            match Pin::new(&mut self.body).poll_frame(context) {
-                Poll::Ready(Some(Ok(frame))) => {
-                    self.step = frame.into_data().unwrap_or_default();
-                }
-                other => return other,
-            }
-        }
-        let length = self.step.len().min(STEP_BYTES);
-        let step = self.step.split_to(length);
-        self.progress
-            .left
-            .fetch_sub(length as u64, Ordering::SeqCst);
-        let first = *self.first.get_or_insert_with(Instant::now);
-        self.progress.contact.sent(first);
-        Poll::Ready(Some(Ok(Frame::data(step))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.progress.is_complete()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.progress.left.load(Ordering::SeqCst))
-    }
 }
 
 /// An answer's body that is cancelled when it makes no progress.
 struct WatchedAnswer {
     body: reqwest::Body,
     host: String,
-    stall_timeout: Duration,
+    patience: Patience,
     contact: Arc<Contact>,
+    /// When the head of the answer had arrived.
+    began: Instant,
+    /// The number of bytes so far.
+    received: u64,
+    /// The time that they took.
+    took: Duration,
     /// The time of the last progress.
     moved: Instant,
     timer: Pin<Box<Sleep>>,
@@ -430,15 +303,37 @@ struct WatchedAnswer {
 
 impl WatchedAnswer {
     fn new(body: reqwest::Body, host: String, transport: &Transport) -> Self {
-        let stall_timeout = transport.patience.stall;
+        let now = Instant::now();
         Self {
             body,
             host,
-            stall_timeout,
+            patience: transport.patience,
             contact: Arc::clone(&transport.contact),
-            moved: Instant::now(),
-            timer: Box::pin(sleep(stall_timeout.min(QUIET))),
+            began: now,
+            received: 0,
+            took: Duration::ZERO,
+            moved: now,
+            timer: Box::pin(sleep(transport.patience.stall.min(QUIET))),
         }
+    }
+
+    /// Records that bytes arrived.
+    ///
+    /// # Errors
+    /// The attempt is too slow.
+    fn arrived(&mut self, bytes: u64) -> Result<(), HttpError> {
+        let now = Instant::now();
+        self.took += self.patience.counted(now - self.moved);
+        self.moved = now;
+        self.received += bytes;
+        if self.patience.is_too_slow(self.received, self.took) {
+            let (bytes, seconds) = (self.received, self.took.as_secs());
+            return Err(self.broken(format!("only {bytes} bytes of the answer in {seconds} s")));
+        }
+        self.contact.received(self.began);
+        let quiet = now + self.patience.stall.min(QUIET);
+        self.timer.as_mut().reset(quiet);
+        Ok(())
     }
 
     fn broken(&self, reason: String) -> HttpError {
@@ -453,7 +348,7 @@ impl WatchedAnswer {
     /// Called while no bytes arrive. Tells the caller the first time, and returns an error at the
     /// deadline.
     fn poll_timer(&mut self, context: &mut Context<'_>) -> Poll<HttpError> {
-        let end = self.moved + self.stall_timeout;
+        let end = self.moved + self.patience.stall;
         while self.timer.as_mut().poll(context).is_ready() {
             let waited = self.moved.elapsed().as_secs();
             let reason = format!("no progress for {waited} s in the middle of the answer");
@@ -479,11 +374,9 @@ impl Body for WatchedAnswer {
         let polled = Pin::new(&mut self.body).poll_frame(context);
         match polled {
             Poll::Ready(Some(Ok(frame))) => {
-                self.moved = Instant::now();
-                self.contact.received();
-                let quiet = self.moved + self.stall_timeout.min(QUIET);
-                self.timer.as_mut().reset(quiet);
-                Poll::Ready(Some(Ok(frame)))
+                let bytes = frame.data_ref().map_or(0, Bytes::len);
+                let arrived = self.arrived(bytes as u64);
+                Poll::Ready(Some(arrived.map(|()| frame)))
             }
             Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(self.broken(innermost(&error))))),
             Poll::Ready(None) => Poll::Ready(None),

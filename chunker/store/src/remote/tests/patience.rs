@@ -50,6 +50,77 @@ async fn a_stalled_request_is_broken_off() {
     assert_eq!(seen.count(), 3);
 }
 
+/// A link of 100 kB/s, and a server that answers at once when it has the body.
+const SLOW: Step = Step::Slow(16 << 10, Duration::from_millis(160));
+
+/// Returns a store whose caller waits 6 s in all, so that an attempt may be silent for 3 s.
+async fn impatient(script: Vec<Step>) -> (RemoteStore, Seen, Signs) {
+    let (endpoint, seen) = serve(script).await;
+    let url = "s3://bucket".parse().unwrap();
+    let options = options(&endpoint).within(Duration::from_secs(6));
+    let signs = options.signs.clone();
+    let store = RemoteStore::open(&url, &options).await.unwrap();
+    (store, seen, signs)
+}
+
+#[tokio::test]
+async fn a_body_on_a_slow_link_is_sent_once_and_its_bytes_are_seen_moving() {
+    let (store, seen, signs) = impatient(vec![SLOW]).await;
+    let start = Instant::now();
+    let mut put = std::pin::pin!(store.put_new("a", body(2_000_000)));
+    let mut silence = Duration::ZERO;
+    loop {
+        tokio::select! {
+            put = put.as_mut() => break put.map(drop).unwrap(),
+            () = sleep(Duration::from_millis(100)) => {}
+        }
+        let moved = signs.sent_at().unwrap_or(start);
+        silence = silence.max(moved.elapsed());
+    }
+    assert!(start.elapsed() > Duration::from_secs(18));
+    assert_eq!(seen.count(), 1, "it was broken off");
+    // The wait for the answer, while the last bytes are in the buffers, is longer than all before.
+    assert!(silence < Duration::from_secs(8), "{silence:?}");
+}
+
+#[tokio::test]
+async fn many_bodies_on_a_slow_link_are_sent_once() {
+    // Each of them at 50 kB/s.
+    let slow = Step::Slow(8 << 10, Duration::from_millis(160));
+    let (store, seen, _) = impatient(vec![slow; 4]).await;
+    let keys = ["a", "b", "c", "d"];
+    let puts = keys.map(|key| store.put_new(key, body(700_000)));
+    for put in futures::future::join_all(puts).await {
+        put.unwrap();
+    }
+    assert_eq!(seen.count(), 4, "some were broken off");
+}
+
+#[tokio::test]
+async fn a_slow_store_that_takes_bodies_and_never_answers_is_left() {
+    let swallow = Step::Swallow(16 << 10, Duration::from_millis(160));
+    let (store, seen, signs) = impatient(vec![swallow]).await;
+    let start = Instant::now();
+    let put = store.put_new("a", body(1_000_000)).await;
+    let took = start.elapsed();
+    assert_eq!(put.unwrap_err().kind(), Kind::OutcomeUnknown);
+    assert!(signs.sent_at().is_some(), "bytes moved");
+    assert!(took > Duration::from_secs(8), "{took:?}");
+    assert!(took < Duration::from_secs(25), "{took:?}");
+    assert_eq!(seen.count(), 1);
+}
+
+#[tokio::test]
+async fn an_answer_below_the_least_rate_is_left() {
+    let (store, seen, _) = impatient(vec![Step::Trickle; 10]).await;
+    let start = Instant::now();
+    let error = store.get("a").await.unwrap_err();
+    let took = start.elapsed();
+    assert!(error.message().contains("bytes of the answer"), "{error}");
+    assert!(took < Duration::from_secs(15), "{took:?}");
+    assert!(seen.count() >= 2, "it is sent again");
+}
+
 #[tokio::test]
 async fn an_absent_server_is_named() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

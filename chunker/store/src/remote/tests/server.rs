@@ -21,6 +21,10 @@ pub(super) enum Step {
     Endless,
     /// Reads the body slowly, this many bytes (at most 1 MiB) at a time with a pause, then answers.
     Slow(usize, Duration),
+    /// Reads the body like [`Step::Slow`], and never answers.
+    Swallow(usize, Duration),
+    /// Announces a large body, and sends a byte of it every 100 ms.
+    Trickle,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -84,7 +88,7 @@ pub(super) async fn play(mut connection: TcpStream, step: Step, seen: Seen) {
     let (stop_at, step_bytes, pause) = match &step {
         Step::Ignore => (0, buffer.len(), Duration::ZERO),
         Step::Leave(bytes) => (*bytes, buffer.len(), Duration::ZERO),
-        Step::Slow(bytes, pause) => (length, *bytes, *pause),
+        Step::Slow(bytes, pause) | Step::Swallow(bytes, pause) => (length, *bytes, *pause),
         _ => (length, buffer.len(), Duration::ZERO),
     };
     while body < stop_at {
@@ -129,8 +133,16 @@ pub(super) async fn play(mut connection: TcpStream, step: Step, seen: Seen) {
             let part = "x".repeat(1 << 16);
             while connection.write_all(part.as_bytes()).await.is_ok() {}
         }
+        Step::Trickle => {
+            let etag = [("ETag", "\"tag\"".to_owned())];
+            let length = 1 << 20;
+            write_answer(&mut connection, "200 OK", &etag, length, false, b"").await;
+            while connection.write_all(b"x").await.is_ok() {
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
         Step::Forget | Step::Leave(_) => {}
-        Step::Hang | Step::Ignore => std::future::pending().await,
+        Step::Hang | Step::Ignore | Step::Swallow(..) => std::future::pending().await,
     }
 }
 

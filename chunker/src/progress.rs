@@ -2,7 +2,12 @@
 //!
 //! Owns the one rule: only the time without any progress at the store counts, never the total,
 //! since a slow store is not a dead one. Every acknowledged request is progress for all waiting
-//! callers, unless a request that was sent earlier is still refused.
+//! callers, and so are the bytes of a long transfer while they move. Neither is while a request that
+//! was sent earlier is still refused, or ended without an answer.
+//!
+//! The store ends a transfer below a least rate, and one whose answer does not come. Then the
+//! request counts as refused since it was first sent, however many bytes moved. So a store that
+//! takes bodies and never answers is not waited for without end.
 
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
@@ -10,9 +15,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bkfs_store::StoreError;
 use bkfs_store::backoff::Backoff;
 use bkfs_store::entropy::Entropy;
+use bkfs_store::{Signs, StoreError};
 use parking_lot::Mutex;
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -79,15 +84,25 @@ pub(crate) struct Moment {
     stood: Duration,
 }
 
-/// The time of the store's last progress.
+/// The progress of the store for requests of one sort: uploads or reads.
 #[derive(Debug)]
 pub(crate) struct StoreProgress {
     timeout: Duration,
+    movement: Movement,
     state: Mutex<ProgressState>,
+}
+
+/// The movement of bytes that counts for the waits: that of bodies, or that of answers.
+#[derive(Debug, Clone)]
+pub(crate) struct Movement {
+    pub(crate) signs: Signs,
+    /// Returns the time of the last movement.
+    pub(crate) last: fn(&Signs) -> Option<Instant>,
 }
 
 #[derive(Debug)]
 struct ProgressState {
+    /// The time of the last answer.
     last: Option<Instant>,
     error: Option<Arc<StoreError>>,
     /// Requests that are refused or not answered repeatedly, by number: since when, and the last
@@ -132,9 +147,10 @@ impl Drop for Stuck<'_> {
 }
 
 impl StoreProgress {
-    pub(crate) fn new(timeout: Duration) -> Self {
+    pub(crate) fn new(timeout: Duration, movement: Movement) -> Self {
         Self {
             timeout,
+            movement,
             state: Mutex::new(ProgressState {
                 last: None,
                 error: None,
@@ -186,7 +202,7 @@ impl StoreProgress {
     pub(crate) async fn idle(&self, patience: Duration) {
         let begin = Instant::now();
         loop {
-            let last = self.state.lock().last.map_or(begin, |last| last.max(begin));
+            let last = self.last(&self.state.lock(), begin);
             if Instant::now() >= last + patience {
                 return;
             }
@@ -243,12 +259,19 @@ impl StoreProgress {
     /// Returns the present deadline of a wait that began at `begin`, and the error to report then.
     fn deadline(&self, begin: Instant) -> (Instant, Option<Arc<StoreError>>) {
         let state = self.state.lock();
-        let last = state.last.map_or(begin, |last| last.max(begin));
+        let last = self.last(&state, begin);
         let stuck = state.stuck.values().min_by_key(|(since, _)| *since);
         match stuck.map(|(since, error)| (begin.max(*since), error)) {
             Some((since, error)) if since < last => (since + self.timeout, error.clone()),
             _ => (last + self.timeout, state.error.clone()),
         }
+    }
+
+    /// Returns the time of the last progress, for a wait that began at `begin`.
+    fn last(&self, state: &ProgressState, begin: Instant) -> Instant {
+        let moved = (self.movement.last)(&self.movement.signs);
+        let last = state.last.max(moved);
+        last.map_or(begin, |last| last.max(begin))
     }
 
     /// Returns the error of a wait in vain.
@@ -273,9 +296,81 @@ impl StoreProgress {
 mod tests {
     use super::*;
 
+    /// Returns the progress of uploads with a timeout of so many seconds, and the signs it looks at.
+    fn progress(timeout: u64) -> (StoreProgress, Signs) {
+        let signs = Signs::default();
+        let movement = Movement {
+            signs: signs.clone(),
+            last: Signs::sent_at,
+        };
+        let timeout = Duration::from_secs(timeout);
+        (StoreProgress::new(timeout, movement), signs)
+    }
+
+    /// Moves bytes of a body once a second for so many seconds.
+    async fn upload(signs: &Signs, seconds: u64) {
+        let first = Instant::now();
+        for _ in 0..seconds {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            signs.sent(first);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_that_move_are_progress_and_the_silence_after_them_counts() {
+        let (progress, signs) = progress(10);
+        let begin = Instant::now();
+        let slow = progress.watch(upload(&signs, 300));
+        slow.await.expect("it moves all the time");
+        let silent = async {
+            upload(&signs, 100).await;
+            std::future::pending::<()>().await;
+        };
+        let stalled = progress.watch(silent).await;
+        assert!(matches!(stalled, Err(ContentError::Stalled { .. })));
+        assert_eq!(begin.elapsed().as_secs(), 300 + 100 + 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_whose_bytes_move_is_not_idle() {
+        let (progress, signs) = progress(100);
+        let begin = Instant::now();
+        tokio::join!(upload(&signs, 30), progress.idle(Duration::from_secs(2)));
+        assert_eq!(begin.elapsed().as_secs(), 32);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_was_taken_and_not_answered_is_no_progress() {
+        let (progress, signs) = progress(10);
+        let begin = Instant::now();
+        let swallowed = async {
+            upload(&signs, 5).await;
+            let _stuck = progress.stick(begin);
+            // It is sent again, and again.
+            upload(&signs, 1000).await;
+        };
+        progress.watch(swallowed).await.expect_err("in vain");
+        assert_eq!(begin.elapsed().as_secs(), 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_only_sends_takes_nothing() {
+        let (progress, signs) = progress(10);
+        let begin = Instant::now();
+        let answers = async {
+            loop {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                signs.received(begin);
+            }
+        };
+        let stalled = progress.watch::<_>(answers).await;
+        stalled.map(|never: ()| never).expect_err("in vain");
+        assert_eq!(begin.elapsed().as_secs(), 10);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_store_that_does_something_is_not_idle() {
-        let progress = StoreProgress::new(Duration::from_secs(100));
+        let progress = progress(100).0;
         let begin = Instant::now();
         let works = async {
             for _ in 0..5 {
@@ -289,7 +384,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_time_without_progress_counts() {
-        let progress = StoreProgress::new(Duration::from_secs(10));
+        let progress = progress(10).0;
         let slow = async {
             for _ in 0..5 {
                 tokio::time::sleep(Duration::from_secs(8)).await;
@@ -305,7 +400,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_request_that_never_gets_through_is_waited_for_no_longer_than_silence() {
-        let progress = StoreProgress::new(Duration::from_secs(10));
+        let progress = progress(10).0;
         let begin = Instant::now();
         let others = async {
             loop {
@@ -327,7 +422,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn time_in_which_this_process_stood_still_does_not_count() {
-        let progress = StoreProgress::new(Duration::from_secs(10));
+        let progress = progress(10).0;
         let begin = Instant::now();
         let mut waits = pin!(progress.watch(std::future::pending::<()>()));
         assert!(futures::poll!(waits.as_mut()).is_pending());

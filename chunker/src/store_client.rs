@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use bkfs_store::entropy::Entropy;
 use bkfs_store::rate_limit::{ConcurrencyLimit, Meter, Rates};
-use bkfs_store::{Store, StoreError, StoreErrorKind, body_bytes};
+use bkfs_store::{Signs, Store, StoreError, StoreErrorKind, body_bytes};
 use bytes::Bytes;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::error::ContentError;
 use crate::metrics::Counters;
-use crate::progress::{Awake, Moment, StoreProgress};
+use crate::progress::{Awake, Moment, Movement, StoreProgress};
 
 /// The most attempts at a request that the store refuses, unless [`StoreClient::bear_refusals`] was
 /// called.
@@ -75,12 +75,16 @@ impl StoreClient {
         (uploads, downloads): (usize, usize),
         timeout: Duration,
     ) -> Self {
+        let progress = |last| {
+            let signs = store.signs();
+            StoreProgress::new(timeout, Movement { signs, last })
+        };
         Self {
+            progress: progress(Signs::sent_at),
+            reading: progress(Signs::received_at),
             store,
             entropy,
             counters: Arc::default(),
-            progress: StoreProgress::new(timeout),
-            reading: StoreProgress::new(timeout),
             timeout,
             bears_refusals: AtomicBool::new(false),
             scouts: [const { Semaphore::const_new(1) }; 2],
@@ -490,255 +494,4 @@ fn ends_with(body: &[Bytes], tail: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ends_are_compared_across_parts() {
-        let body = [Bytes::from_static(b"abc"), Bytes::from_static(b"de")];
-        for tail in ["", "e", "de", "cde", "abcde"] {
-            assert!(ends_with(&body, tail.as_bytes()), "{tail}");
-        }
-        for tail in ["d", "xde", "xabcde", "abcd"] {
-            assert!(!ends_with(&body, tail.as_bytes()), "{tail}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn bytes_go_by_at_their_rates_and_waiting_for_them_is_no_stall() {
-        use bkfs_store::MemoryStore;
-        use bkfs_testing::entropy::SeededEntropy;
-        let store = Arc::new(MemoryStore::new());
-        let entropy = Arc::new(SeededEntropy::new(1));
-        let rates = Rates {
-            upload: Some(10),
-            download: Some(100),
-        };
-        let link = StoreClient::new(store, entropy, (4, 4), Duration::from_secs(2)).at(rates);
-        let body = [Bytes::from_static(&[7; 100])];
-        let begin = tokio::time::Instant::now();
-        let keys = ["data/1", "data/2", "data/3"];
-        let sent = keys.map(|key| link.progress.watch(link.create(key, &body)));
-        for sent in futures::future::join_all(sent).await {
-            sent.expect("no stall").expect("created");
-        }
-        assert_eq!(begin.elapsed().as_secs(), 20, "the first goes at once");
-        let begin = tokio::time::Instant::now();
-        for key in keys {
-            assert_eq!(link.get(key).await.expect("there").len(), 100);
-        }
-        assert_eq!(begin.elapsed().as_secs(), 2);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_store_that_asks_for_patience_is_sent_less_at_once_until_it_takes_more() {
-        use bkfs_store::{MemoryStore, Operation};
-        use bkfs_testing::entropy::SeededEntropy;
-        use bkfs_testing::fault::{Fault, FaultStore, Strike};
-        let store = Arc::new(FaultStore::new(Arc::new(MemoryStore::new())));
-        let entropy = Arc::new(SeededEntropy::new(1));
-        let link = StoreClient::new(store.clone(), entropy, (8, 8), Duration::from_secs(60));
-        let busy = Strike::with(Fault::FailBefore(StoreErrorKind::Throttled));
-        store.plan(busy.on(Operation::PutNew).keys("data/busy").always());
-        let body = [Bytes::from_static(b"bytes")];
-        let refused = link.create("data/busy", &body);
-        let refused = tokio::time::timeout(Duration::from_secs(20), refused).await;
-        assert!(refused.is_err(), "it is tried for as long as it takes");
-        assert_eq!(link.uploads.limit(), 1);
-        store.heal();
-        for number in 0..40 {
-            let sent = link.create(&format!("data/{number}"), &body).await;
-            sent.expect("created");
-        }
-        assert_eq!(link.uploads.limit(), 8);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn malformed_answers_for_a_few_seconds_pass_for_no_damage() {
-        use bkfs_store::MemoryStore;
-        use bkfs_testing::entropy::SeededEntropy;
-        use bkfs_testing::fault::{Fault, FaultStore, Strike};
-        let store = Arc::new(FaultStore::new(Arc::new(MemoryStore::new())));
-        let entropy = Arc::new(SeededEntropy::new(1));
-        let link = StoreClient::new(store.clone(), entropy, (4, 4), Duration::from_secs(60));
-        let body = [Bytes::from_static(b"bytes")];
-        link.create("data/1", &body).await.expect("created");
-        let malformed = Strike::with(Fault::FailBefore(StoreErrorKind::Invalid));
-        store.plan(malformed.keys("data/1").always());
-        let begin = Instant::now();
-        let heal = async {
-            tokio::time::sleep(Duration::from_secs(4)).await;
-            store.heal();
-        };
-        let (read, ()) = tokio::join!(link.get("data/1"), heal);
-        assert_eq!(read.expect("it was waited for"), body[0]);
-        let malformed = Strike::with(Fault::FailBefore(StoreErrorKind::Invalid));
-        store.plan(malformed.keys("data/1").always());
-        link.get("data/1").await.expect_err("it does not end");
-        assert!(begin.elapsed() < Duration::from_secs(30));
-    }
-
-    fn failing(timeout: Duration) -> (StoreClient, bkfs_testing::fault::FaultStore) {
-        use bkfs_store::MemoryStore;
-        use bkfs_testing::entropy::SeededEntropy;
-        use bkfs_testing::fault::FaultStore;
-        let store = FaultStore::new(Arc::new(MemoryStore::new()));
-        let entropy = Arc::new(SeededEntropy::new(1));
-        let link = StoreClient::new(Arc::new(store.clone()), entropy, (4, 4), timeout);
-        link.bear_refusals();
-        (link, store)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn silence_that_is_shorter_than_the_timeout_costs_time_only_however_short_that_is() {
-        use bkfs_testing::fault::{Fault, Strike};
-        for timeout in [15, 60, 300].map(Duration::from_secs) {
-            let (link, store) = failing(timeout);
-            link.create("data/there", &[Bytes::from_static(b"there")])
-                .await
-                .expect("created");
-            // Requests that are sent meanwhile are never answered.
-            store.plan(Strike::with(Fault::Hang).always());
-            let begin = Instant::now();
-            let body = [Bytes::from_static(b"bytes")];
-            let keys = ["data/1", "data/2", "data/3", "data/4", "data/5", "data/6"];
-            let sent = keys.map(|key| link.progress.watch(link.create(key, &body)));
-            let read = link.get("data/there");
-            let heal = async {
-                tokio::time::sleep(timeout * 2 / 3).await;
-                store.heal();
-            };
-            let (sent, read, ()) = tokio::join!(futures::future::join_all(sent), read, heal);
-            for sent in sent {
-                sent.expect("no stall").expect("created");
-            }
-            read.expect("read");
-            assert!(begin.elapsed() < timeout, "{:?}", begin.elapsed());
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn who_bears_refusals_gives_up_after_the_timeout_and_never_for_what_is_mended() {
-        use bkfs_testing::fault::{Fault, Strike};
-        let timeout = Duration::from_secs(20);
-        let body = [Bytes::from_static(b"bytes")];
-        for (kind, ends) in [
-            (StoreErrorKind::Invalid, true),
-            (StoreErrorKind::NoBucket, true),
-            (StoreErrorKind::Other, true),
-            (StoreErrorKind::NoSpace, false),
-            (StoreErrorKind::Denied, false),
-        ] {
-            let (link, store) = failing(timeout);
-            store.plan(Strike::with(Fault::FailBefore(kind)).keys("data/").always());
-            let begin = Instant::now();
-            // Other requests succeed all the while.
-            let others = async {
-                loop {
-                    let key = format!("journal/{:?}", begin.elapsed());
-                    link.create(&key, &body).await.expect("created");
-                    tokio::time::sleep(Duration::from_secs(1)).await;
-                }
-            };
-            let waits = link.progress.watch(std::future::pending::<()>());
-            let refused = async { tokio::join!(link.create("data/1", &body), waits) };
-            let refused = tokio::time::timeout(timeout * 3, refused);
-            let refused = tokio::select! {
-                refused = refused => refused,
-                never = others => never,
-            };
-            assert_eq!(refused.is_ok(), ends, "{kind:?}");
-            if let Ok((created, waited)) = refused {
-                let took = begin.elapsed().as_secs();
-                assert!((20..=24).contains(&took), "{kind:?} took {took} s");
-                created.expect_err("refused");
-                let Err(ContentError::Stalled { last, .. }) = waited else {
-                    panic!("{waited:?}");
-                };
-                assert_eq!(last.map(|error| error.kind()), Some(kind));
-            }
-        }
-    }
-
-    /// A stopped process sends no requests meanwhile.
-    #[tokio::test(start_paused = true)]
-    async fn no_refusal_lasts_while_this_process_stands_still() {
-        use bkfs_testing::fault::{Fault, Strike};
-        let timeout = Duration::from_secs(20);
-        let body = [Bytes::from_static(b"bytes")];
-        for heals in [true, false] {
-            let (link, store) = failing(timeout);
-            let refused = Fault::FailBefore(StoreErrorKind::NoBucket);
-            store.plan(Strike::with(refused).keys("data/").always());
-            let mut created = std::pin::pin!(link.create("data/1", &body));
-            let first = tokio::time::timeout(Duration::from_secs(3), created.as_mut()).await;
-            first.expect_err("refused, and tried again");
-            let begin = Instant::now();
-            tokio::time::advance(timeout * 10).await;
-            let next = tokio::time::timeout(Duration::from_secs(10), created.as_mut()).await;
-            next.expect_err("13 s are no 20 s");
-            if heals {
-                store.heal();
-                created.await.expect("created");
-            } else {
-                created.await.expect_err("refused for good");
-                let took = (begin.elapsed() - timeout * 10).as_secs();
-                assert!((16..=22).contains(&took), "{took} s");
-            }
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_read_that_is_refused_ends_after_the_timeout_and_names_the_cause() {
-        use bkfs_testing::fault::{Fault, Strike};
-        let (link, store) = failing(Duration::from_secs(20));
-        let body = [Bytes::from_static(b"bytes")];
-        for fault in [Fault::FailBefore(StoreErrorKind::Invalid), Fault::Hang] {
-            store.heal();
-            let key = format!("data/{fault:?}");
-            link.create(&key, &body).await.expect("created");
-            store.plan(Strike::with(fault).keys(&key).always());
-            let begin = Instant::now();
-            let refused = link.get(&key).await;
-            assert!(
-                matches!(refused, Err(ContentError::Stalled { .. })),
-                "{refused:?}"
-            );
-            let took = begin.elapsed().as_secs();
-            assert!((20..=24).contains(&took), "{took} s");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_damaged_answer_makes_no_object_foreign() {
-        use bkfs_store::Operation;
-        use bkfs_testing::fault::{Fault, Strike};
-        let (link, store) = failing(Duration::from_secs(20));
-        let body = [Bytes::from_static(b"bytes")];
-        link.create("data/x", &body).await.expect("created");
-        store.plan(Strike::with(Fault::FlipBit(3)).on(Operation::GetTail));
-        link.create("data/x", &body).await.expect("it is ours");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn only_our_own_object_counts_as_written() {
-        use bkfs_store::MemoryStore;
-        use bkfs_testing::entropy::SeededEntropy;
-        let store = Arc::new(MemoryStore::new());
-        let entropy = Arc::new(SeededEntropy::new(1));
-        let link = StoreClient::new(store, entropy, (1, 1), Duration::from_secs(10));
-        let body = [Bytes::from_static(b"ours"), Bytes::from_static(b" alone")];
-        for _ in 0..2 {
-            link.create("data/x", &body).await.expect("is ours");
-        }
-        for other in [&b"ours alonE"[..], b"s alone", b"xours alone"] {
-            let refused = link
-                .create("data/x", &[Bytes::copy_from_slice(other)])
-                .await;
-            let Err(ContentError::Store(error)) = refused else {
-                panic!("{other:?} is not what is there");
-            };
-            assert_eq!(error.kind(), StoreErrorKind::AlreadyExists);
-        }
-    }
-}
+mod tests;

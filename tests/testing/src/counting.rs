@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use bkfs_store::lock::Lock;
-use bkfs_store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version, body_bytes};
+use bkfs_store::{
+    ObjectInfo, Operation, Signs, Store, StoreError, StoreErrorKind, Version, body_bytes,
+};
 use bytes::Bytes;
 use tokio::time::Instant;
 
@@ -245,6 +247,10 @@ impl Store for CountingStore {
 
     fn describe(&self) -> String {
         self.inner.describe()
+    }
+
+    fn signs(&self) -> Signs {
+        self.inner.signs()
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bkfs_store::lock::Lock;
-use bkfs_store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version};
+use bkfs_store::{ObjectInfo, Operation, Signs, Store, StoreError, StoreErrorKind, Version};
 use bytes::{Bytes, BytesMut};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
@@ -466,6 +466,10 @@ impl Store for FaultStore {
 
     fn describe(&self) -> String {
         self.inner.describe()
+    }
+
+    fn signs(&self) -> Signs {
+        self.inner.signs()
     }
 }
 

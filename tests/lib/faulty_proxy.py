@@ -20,6 +20,7 @@ DIRECTORY/rules is a JSON object, read again whenever it changes:
           drop-before         the connection is closed, nothing applied
           drop-after          applied, and the connection closed without an answer
           slow {rate}         body and answer pass at so many bytes per second
+          swallow {rate}      the body is taken at so many bytes per second, and nothing follows
           status {status, code, applied}   that answer, with the service's code; applied or not
           cut                 the connection is closed in the middle of the answer
           cut-request         the server gets a half of the request, and the connection is closed
@@ -181,7 +182,7 @@ class Proxy(BaseHTTPRequestHandler):
         if verdict == "refuse":
             return self.drop()
         length = int(self.headers.get("Content-Length") or 0)
-        rate = rules["rate"] if verdict == "slow" else 0
+        rate = rules["rate"] if verdict in ("slow", "swallow") else 0
         body = self.body(length, rate)
         if len(body) < length:
             # The client went away in the middle of it.
@@ -280,6 +281,12 @@ class Proxy(BaseHTTPRequestHandler):
         self.told(kind, "half", came)
         self.drop()
 
+    def swallow(self, _, kind, came, __):
+        self.told(kind, "swallowed", came)
+        # Until the client goes away.
+        self.rfile.read(1)
+        self.close_connection = True
+
     def lie(self, _, kind, came, body):
         self.told(kind, "200-a-lie", came)
         self.reply(200, {"ETag": f'"{hashlib.md5(body).hexdigest()}"'}, b"")
@@ -357,6 +364,7 @@ STRIKES = {
     "cut": Proxy.cut,
     "cut-request": Proxy.cut_request,
     "lie": Proxy.lie,
+    "swallow": Proxy.swallow,
 }
 
 

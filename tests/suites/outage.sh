@@ -384,6 +384,63 @@ not_on_the_mount() {
   mv "$MACHINE/run.kept" "$MACHINE/run"
 }
 
+# --- a slow uplink, with a timeout that no transfer ends within
+
+# uplink FAULT RATE: mounts with timeout=8, and a proxy that does this to packs at so many bytes per
+# second. Sets `pid` to the daemon.
+uplink() {
+  machine one
+  AWS_ENDPOINT_URL=$FAULTY bkfs mount -f "$URL" "$MNT" \
+    -o "cache_dir=$MACHINE/bkfs-cache,memory=128M,timeout=8,spool_size=0,close=async" \
+    2>"$SUITE_TMP/daemon" &
+  pid=$!
+  remember_pid $pid
+  wait_for 30 is_mounted "$MNT" || wrong "it does not come up: $(cat "$SUITE_TMP/daemon")"
+  head -c 2400000 /dev/urandom >"$SUITE_TMP/file"
+  : >"$FAULTS/struck"
+  faults "{\"strikes\": [{\"what\": \"$1\", \"rate\": $2, \"method\": \"PUT\", \"class\": [\"data\"]}]}"
+}
+# synced NAME: writes the file and calls fsync. Sets `took` to the seconds of the fsync.
+synced() {
+  local status=0 began
+  cp "$SUITE_TMP/file" "$MNT/$1"
+  began=$SECONDS
+  sync "$MNT/$1" 2>"$SUITE_TMP/sync" || status=$?
+  took=$((SECONDS - began))
+  return $status
+}
+# arrived NAME: the file is in a snapshot, and the daemon ends well.
+arrived() {
+  faults '{}'
+  exits 0 bkfs snapshot "$MNT" "$1"
+  exits 0 bkfs umount "$MNT"
+  gone $pid 20 || wrong "the daemon does not end"
+  exits 0 bkfs restore "$URL" "$1:/$1" "$SUITE_TMP/restored"
+  cmp "$SUITE_TMP/file" "$SUITE_TMP/restored"
+  rm "$SUITE_TMP/restored"
+}
+slow_uplink() {
+  local pid took
+  uplink slow 100000
+  synced slow || wrong "fsync failed after $took s: $(cat "$SUITE_TMP/sync" "$SUITE_TMP/daemon")"
+  [ "$took" -ge 20 ] || wrong "fsync took $took s: the uplink was not slow"
+  # While the last bytes are in the buffers, a second request may try whether the store is alive.
+  [ "$(struck)" -le 2 ] || wrong "the pack was sent $(struck) times"
+  row "fsync of 2.4 MB at 100 kB/s with timeout=8" "$took s"
+  arrived slow
+}
+# swallowed RATE SECONDS: fsync fails within so many seconds, and nothing is lost.
+swallowed() {
+  local pid took name=swallowed-$1
+  uplink swallow "$1"
+  ! synced "$name" || wrong "fsync returned 0"
+  [ "$took" -ge 7 ] && [ "$took" -le "$2" ] || wrong "fsync failed after $took s"
+  grep -q 'Input/output error' "$SUITE_TMP/sync" || wrong "$(cat "$SUITE_TMP/sync")"
+  [ "$(struck)" -ge 1 ] || wrong "no pack was sent"
+  row "fsync of a pack that is swallowed at $1 B/s with timeout=8" "$took s"
+  arrived "$name"
+}
+
 # --- reports about a failing store, and how long a mount bears it ---------------------------------
 
 # store_says EXPRESSION: the expression holds for .bkfs/status.
@@ -442,6 +499,11 @@ silence() { trouble silence '{"hang": true}'; }
 
 start_faulty "$BKFS_TEST_S3_MINIO"
 case_of "an outage that the spool absorbs is invisible" outage_is_invisible
+case_of "an uplink on which no transfer ends within timeout= fails nothing" slow_uplink
+case_of "a store that takes packs at once and never answers fails an fsync in time" \
+  swallowed 100000000 13
+case_of "a store that takes packs slowly and never answers fails an fsync in time" \
+  swallowed 200000 33
 case_of "a full bucket costs time only, and is told within seconds" full_bucket
 case_of "a bucket that is not there for a while costs time only, and is told" lost_bucket
 case_of "connections that break cost time only, and are told" refused_connections

@@ -198,15 +198,29 @@ impl StoreProgress {
         }
     }
 
-    /// Waits until the store has made no progress for `patience`, counted from now at the earliest.
+    /// Waits until the store has acknowledged nothing for `patience`, counted from now at the
+    /// earliest. For callers that can keep data elsewhere: what moves is not safe yet, and on a slow
+    /// link it is not for long.
     pub(crate) async fn idle(&self, patience: Duration) {
+        let last = |begin: Instant| self.state.lock().last.map_or(begin, |last| last.max(begin));
+        self.without(patience, last).await;
+    }
+
+    /// Waits until the store has made no progress for `patience`, counted from now at the earliest:
+    /// it acknowledges nothing, and nothing moves.
+    pub(crate) async fn silent(&self, patience: Duration) {
+        self.without(patience, |begin| self.last(&self.state.lock(), begin))
+            .await;
+    }
+
+    async fn without(&self, patience: Duration, last: impl Fn(Instant) -> Instant) {
         let begin = Instant::now();
         loop {
-            let last = self.last(&self.state.lock(), begin);
-            if Instant::now() >= last + patience {
+            let end = last(begin) + patience;
+            if Instant::now() >= end {
                 return;
             }
-            tokio::time::sleep_until(last + patience).await;
+            tokio::time::sleep_until(end).await;
         }
     }
 
@@ -332,11 +346,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_store_whose_bytes_move_is_not_idle() {
+    async fn a_store_whose_bytes_move_is_not_silent_and_acknowledges_nothing() {
         let (progress, signs) = progress(100);
         let begin = Instant::now();
-        tokio::join!(upload(&signs, 30), progress.idle(Duration::from_secs(2)));
+        tokio::join!(upload(&signs, 30), progress.silent(Duration::from_secs(2)));
         assert_eq!(begin.elapsed().as_secs(), 32);
+        let idle = async {
+            progress.idle(Duration::from_secs(2)).await;
+            assert_eq!(
+                begin.elapsed().as_secs(),
+                34,
+                "others may keep data elsewhere"
+            );
+        };
+        tokio::join!(upload(&signs, 30), idle);
     }
 
     #[tokio::test(start_paused = true)]

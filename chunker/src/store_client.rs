@@ -130,7 +130,7 @@ impl StoreClient {
     {
         let after = (self.timeout / REPEATED_IN_TIMEOUT).min(REPEATED_AFTER_MAX);
         let again = async {
-            progress.idle(after).await;
+            progress.silent(after).await;
             // The semaphore is never closed.
             let _scout = scouts.acquire().await;
             loop {

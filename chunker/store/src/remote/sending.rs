@@ -26,8 +26,12 @@ const STEP_BYTES: usize = 4 * 1024;
 /// net.ipv4.tcp_wmem).
 const SOCKET_BYTES: u64 = 4 * 1024 * 1024;
 
-/// The slowest link that is waited for while those buffers drain, in bytes per second, unless the
-/// body has shown how slow the link is.
+/// How many bytes the buffers hold on a slow link, with a short queue (`short_queue`), the steps
+/// that hyper takes and what the peer has not read. Half of it was seen.
+const BUFFERED_BYTES: u64 = 512 * 1024;
+
+/// The slowest link that is waited for while the sockets' buffers drain, in bytes per second, unless
+/// the body has shown how slow the link is.
 const SLOWEST_BYTES_PER_SECOND: u64 = 32 * 1024;
 
 /// The least mean rate of an attempt, in bytes per second. It bounds an attempt at a pack of 16 MiB
@@ -54,7 +58,7 @@ impl Patience {
         }
         let draining = Duration::from_secs(whole.min(SOCKET_BYTES) / SLOWEST_BYTES_PER_SECOND);
         // The buffers took their share at once, and the link needed this time for the others.
-        let buffered = SOCKET_BYTES.min(whole / 2);
+        let buffered = BUFFERED_BYTES.min(whole / 2);
         let millis = took.as_millis() as u64 * buffered / (whole - buffered).max(1);
         self.stall + draining.min(self.drain).max(Duration::from_millis(millis))
     }
@@ -297,9 +301,9 @@ mod tests {
     async fn a_body_takes_as_long_as_its_link_needs() {
         let (ended, took) = attempt(16 * MIB, 100_000, Some(14)).await;
         assert_eq!((ended, took), (Ok(()), 168 + 14));
-        // A quarter of the body may be in the buffers, and needs as long as the link shows.
-        let (ended, took) = attempt(16 * MIB, 100_000, Some(60)).await;
-        assert_eq!((ended, took), (Ok(()), 168 + 60));
+        // What is in the buffers needs as long as the link shows.
+        let (ended, took) = attempt(16 * MIB, 12_500, Some(55)).await;
+        assert_eq!((ended, took), (Ok(()), 1343 + 55));
     }
 
     #[tokio::test(start_paused = true)]
@@ -310,7 +314,10 @@ mod tests {
         assert!((15..=40).contains(&took), "{took} s");
         let (ended, took) = attempt(16 * MIB, 100_000, None).await;
         assert!(matches!(ended, Err(GivenUp::Silent(_))), "{ended:?}");
-        assert!((168 + 15..=168 + 80).contains(&took), "{took} s");
+        assert!((168 + 15..=168 + 40).contains(&took), "{took} s");
+        let (ended, took) = attempt(16 * MIB, 12_500, None).await;
+        assert!(matches!(ended, Err(GivenUp::Silent(_))), "{ended:?}");
+        assert!((1343 + 55..=1343 + 60).contains(&took), "{took} s");
     }
 
     #[tokio::test(start_paused = true)]

@@ -409,10 +409,11 @@ synced() {
   took=$((SECONDS - began))
   return $status
 }
-# arrived NAME: the file is in a snapshot, and the daemon ends well.
+# arrived NAME: the file is in a snapshot, and the daemon ends well. A request that the store has
+# swallowed may wait for its end first.
 arrived() {
   faults '{}'
-  exits 0 bkfs snapshot "$MNT" "$1"
+  wait_for 60 bkfs snapshot "$MNT" "$1" || wrong "the file does not arrive"
   exits 0 bkfs umount "$MNT"
   gone $pid 20 || wrong "the daemon does not end"
   exits 0 bkfs restore "$URL" "$1:/$1" "$SUITE_TMP/restored"

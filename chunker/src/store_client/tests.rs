@@ -232,6 +232,7 @@ async fn swallowed(link: &StoreClient) -> u64 {
         waited = link.progress.watch(link.create("data/1", &body)) => {
             assert!(matches!(waited, Err(ContentError::Stalled { .. })), "{waited:?}");
         }
+        () = tokio::time::sleep(Duration::from_secs(3600)) => panic!("it waits without an end"),
         never = others => never,
     }
     begin.elapsed().as_secs()

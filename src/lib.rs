@@ -36,5 +36,6 @@ pub mod tree;
 pub mod units;
 pub mod vfs;
 pub mod volume;
+pub mod volumes;
 pub mod walk;
 pub mod when;

@@ -158,6 +158,7 @@ mod rebuilt {
             bytes: 1,
             snapshot: Some(snapshot),
             replayed: None,
+            removes: false,
         };
         (id(sequence), record)
     }

@@ -66,7 +66,12 @@ pub(super) async fn add_snapshot(
 
 /// Returns the change that adds entries to the trash. A part of the trash that cannot be read
 /// stays as it is.
-async fn discard(
+///
+/// Cancel safety: dropped, it leaves a list in the bucket that no root names.
+///
+/// # Errors
+/// Those of [`rewrite`].
+pub(super) async fn discard(
     next: &Root,
     lists: &Lists,
     writer: &dyn ListWriter,

@@ -22,6 +22,7 @@ use super::handle::{RootHandle, Transition};
 use super::lists::Lists;
 use super::record::{CommitRecord, RecordedSnapshot, Replayed};
 use super::refusal::Refusal;
+use super::relied::check_relied_on;
 use super::snapshots::{NewSnapshot, SnapshotEntry};
 use super::state::{Root, SessionId, Volume};
 use super::transition::CommitChange;
@@ -29,12 +30,11 @@ use super::uploads::Uploads;
 use async_trait::async_trait;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::FinishedPacks;
-use bkfs_chunker::pack::PackName;
 use std::sync::Arc;
 use tokio::sync::{Mutex, MutexGuard};
 
 /// The most commits of others that are followed back to determine a commit's outcome.
-const RECORDS_FOLLOWED_MAX: u64 = 4096;
+pub(super) const RECORDS_FOLLOWED_MAX: u64 = 4096;
 
 /// Commits one volume for one session, one commit at a time.
 pub struct RootCommitter<U: Uploads> {
@@ -350,6 +350,7 @@ impl<U: Uploads> RootCommitter<U> {
             inodes: request.inodes,
             bytes: request.bytes,
             snapshot,
+            removes: false,
         }
     }
 }
@@ -456,7 +457,7 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
         let uploads = &*self.committer.uploads;
         let absorbable = next.uncovered_index();
         let index = (self.pending.packs.finish_for(uploads, &absorbable)).await?;
-        self.check_relied_on(next).await?;
+        self.require_relied_on(next).await?;
         let finished = self.finished()?;
         let change = CommitChange {
             session,
@@ -497,7 +498,7 @@ impl<U: Uploads> CommitCas<'_, U> {
         let uploads = &*self.committer.uploads;
         let absorbable = next.uncovered_index();
         let index = (self.pending.packs.finish_for(uploads, &absorbable)).await?;
-        self.check_relied_on(next).await?;
+        self.require_relied_on(next).await?;
         let finished = self.finished()?;
         let state = Volume {
             tree: self.request.tree,
@@ -534,46 +535,21 @@ impl<U: Uploads> CommitCas<'_, U> {
         Ok(())
     }
 
+    /// Checks rule 3 ‡ for the packs that are finished.
+    async fn require_relied_on(&self, next: &Root) -> Result<(), RootError> {
+        let RootCommitter {
+            lists,
+            session,
+            uploads,
+            replayed,
+            ..
+        } = self.committer;
+        let by = (*session, replayed.as_slice());
+        check_relied_on(next, self.finished()?, by, lists, &**uploads).await
+    }
+
     fn finished(&self) -> Result<&FinishedPacks, RootError> {
         let finished = self.pending.packs.finished();
         Ok(finished.ok_or(Refusal::ListsChanged)?)
-    }
-
-    /// Checks rule 3 ‡: each pack relied on is live in the replaced root, or own by *its* floor.
-    async fn check_relied_on(&self, next: &Root) -> Result<(), RootError> {
-        let finished = self.finished()?;
-        let floor = next.require_live(self.committer.session)?.floor;
-        let replayed = &self.committer.replayed;
-        let own = |pack: &PackName| {
-            let of = SessionId(pack.session);
-            if of == self.committer.session {
-                return pack.sequence >= floor;
-            }
-            // A new holder counts replayed sessions' packs as its own when it makes them live.
-            let ended_session = next.sessions.get(&of);
-            replayed.iter().any(|replayed| replayed.session == of)
-                && finished.packs.contains(pack)
-                && ended_session.is_some_and(|ended_session| pack.sequence >= ended_session.floor)
-        };
-        // A pack that becomes live must be own, too: below the floor it may be condemned.
-        let foreign: Vec<_> = finished
-            .relied_on
-            .iter()
-            .chain(&finished.packs)
-            .filter(|pack| !own(pack))
-            .copied()
-            .collect();
-        if foreign.is_empty() {
-            return Ok(());
-        }
-        let condemned = self.committer.lists.condemned(next).await?;
-        let sources = self.committer.lists.sources(next).await?;
-        let uploads = &self.committer.uploads;
-        let packs = uploads.not_live(&sources, &condemned, &foreign).await?;
-        if packs.is_empty() {
-            Ok(())
-        } else {
-            Err(RootError::Rebuild { packs })
-        }
     }
 }

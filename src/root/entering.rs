@@ -74,6 +74,15 @@ impl Entering<'_> {
         };
         Ok(handle.update(&mut transition).await?.output)
     }
+
+    /// As [`Self::enter`] without a volume, on the newest root known.
+    pub(super) async fn enter_known(&self) -> Result<u64, RootError> {
+        let mut transition = Enter {
+            entering: self,
+            volume: None,
+        };
+        Ok(self.handle.update_known(&mut transition).await?.output)
+    }
 }
 
 struct Enter<'a, 'b> {

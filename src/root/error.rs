@@ -419,7 +419,7 @@ impl RootError {
             | Self::WrongPasswordOrDamaged { .. }
             | Self::KeysUntried { .. }
             | Self::OlderKey { .. } => ErrorKind::WrongPassword,
-            Self::Refused(Refusal::Busy { .. }) => ErrorKind::Held,
+            Self::Refused(Refusal::Busy { .. } | Refusal::Unfinished { .. }) => ErrorKind::Held,
             Self::Refused(_)
             | Self::TooMuch { .. }
             | Self::ReadOnlyFeatures
@@ -439,13 +439,6 @@ impl RootError {
     /// Returns a line of advice for the command line, if a user can do something.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Refused(Refusal::Held { .. }) => Some(
-                "mount with -o ro to read, with -o volume=NAME,create to write another volume, or \
-                 with --steal to take this volume over (unsent writes of its holder then fail)",
-            ),
-            Self::Refused(Refusal::Fenced { .. }) => {
-                Some("unmount, and mount again: this mount can no longer write")
-            }
             Self::Rollback { .. } | Self::NotDescended { .. } => Some(
                 "bring the newest state of the bucket back; if you know and accept what was lost, \
                  accept the older one once on this machine: bkfs --accept-rollback snapshots URL",
@@ -462,10 +455,6 @@ impl RootError {
             Self::Replaced { .. } => Some(
                 "no password was asked for or used; if you expect the other repository at this \
                  address, accept it once on this machine: bkfs --accept-replaced snapshots URL",
-            ),
-            Self::Refused(Refusal::Busy { .. }) => Some(
-                "unmount, or wait until the commands end; bkfs session list shows the sessions, \
-                 bkfs session end ends dead ones",
             ),
             Self::OtherLockRule => Some(
                 "bring the newest version of the object config back, or set the rule again: bkfs \
@@ -487,12 +476,7 @@ impl RootError {
                 Some("bkfs check --repair writes lost lists again")
             }
             Self::OutcomeUnknown { .. } => Some("see bkfs snapshots"),
-            Self::Refused(Refusal::Full { what: "sessions" }) => {
-                Some("see bkfs session list; end dead ones with bkfs session end")
-            }
-            Self::Refused(Refusal::RecoveryBasesFull { .. }) => {
-                Some("nothing is lost; bkfs session list names all of the spools")
-            }
+            Self::Refused(refusal) => refusal.hint(),
             _ => self.key_hint(),
         }
     }

@@ -37,9 +37,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{Mutex, watch};
 
-/// Most roots on which [`RootHandle::while_it_stands`] tries its work.
-const ROOTS_MAX: u32 = 8;
-
 /// Reads of the root before the store is blamed for showing a root that it has replaced.
 const CONFIRMING_LOOKS: u32 = 3;
 
@@ -254,15 +251,42 @@ impl RootHandle {
         &self,
         transition: &mut T,
     ) -> Result<Applied<T::Output>, RootError> {
+        self.change(transition, true).await
+    }
+
+    /// As [`Self::update`], but tries the change first on the newest root known, which saves a
+    /// request. A root that admits no change is read again before that counts.
+    ///
+    /// # Errors
+    /// Those of [`Self::update`].
+    pub async fn update_known<T: Transition>(
+        &self,
+        transition: &mut T,
+    ) -> Result<Applied<T::Output>, RootError> {
+        self.change(transition, false).await
+    }
+
+    async fn change<T: Transition>(
+        &self,
+        transition: &mut T,
+        mut is_fresh: bool,
+    ) -> Result<Applied<T::Output>, RootError> {
         let mut turn = self.0.turn.lock().await;
         self.settle_left(&mut turn).await?;
-        let mut base = self.refresh().await?;
+        let mut base = match is_fresh {
+            true => self.refresh().await?,
+            false => self.current(),
+        };
         let mut pauses = self.pauses();
         for _ in 0..self.0.policy.conflicts_max {
             let (attempt, output) = match self.prepare(transition, &base).await {
                 Ok(prepared) => prepared,
                 Err(error) => {
-                    base = self.moved_on(&base, error).await?;
+                    base = match is_fresh {
+                        true => self.moved_on(&base, error).await?,
+                        false => self.moved(&base, error).await?,
+                    };
+                    is_fresh = true;
                     continue;
                 }
             };
@@ -288,46 +312,6 @@ impl RootHandle {
         Err(RootError::Contended {
             attempts: self.0.policy.conflicts_max,
         })
-    }
-
-    /// Runs `work` on the newest root, and on the next if an object that this one names vanishes
-    /// (rule 10).
-    ///
-    /// # Errors
-    /// Those of the work on a root that still stands; [`RootError::Contended`] after eight roots.
-    pub async fn while_it_stands<T>(
-        &self,
-        mut work: impl AsyncFnMut(Arc<RootView>) -> Result<T, RootError>,
-    ) -> Result<T, RootError> {
-        let mut view = self.refresh().await?;
-        for _ in 0..ROOTS_MAX {
-            match work(view.clone()).await {
-                Ok(done) => return Ok(done),
-                Err(error) => view = self.moved_on(&view, error).await?,
-            }
-        }
-        Err(RootError::Contended {
-            attempts: ROOTS_MAX,
-        })
-    }
-
-    /// Returns the newer root if the root has moved since `base`: that is why an object is missing
-    /// (rule 10).
-    ///
-    /// # Errors
-    /// `error` itself if that is not why; store errors.
-    pub async fn moved_on(
-        &self,
-        base: &RootView,
-        error: RootError,
-    ) -> Result<Arc<RootView>, RootError> {
-        if error.wants_newer_root() {
-            let view = self.refresh().await?;
-            if view.root.mark() != base.root.mark() {
-                return Ok(view);
-            }
-        }
-        Err(error)
     }
 
     /// Decides the fate of an attempt that an earlier change left; returns the root as of then.

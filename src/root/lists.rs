@@ -296,15 +296,15 @@ impl Lists {
         cache: &Mutex<LruCache<PackName, Arc<Vec<T>>>>,
         refs: &[ListRef],
     ) -> Result<Vec<Arc<Vec<T>>>, RootError> {
-        let mut shards = Vec::with_capacity(refs.len());
-        for list in refs {
+        let loads = refs.iter().map(async |list| {
             let cached = cache.lock().get(&list.name).cloned();
-            shards.push(match cached {
-                Some(shard) => shard,
-                None => self.load_one(cache, list).await?,
-            });
-        }
-        Ok(shards)
+            match cached {
+                Some(shard) => Ok(shard),
+                None => self.load_one(cache, list).await,
+            }
+        });
+        // A list has few shards, and each is small.
+        futures::future::try_join_all(loads).await
     }
 
     async fn load_one<T: ListEntry>(

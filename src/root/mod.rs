@@ -27,7 +27,7 @@
 //! | `root_lists` | the same for the root that a handle reads |
 //! | [`holder`], [`heartbeat`] | identity of a session, and whether it lives |
 //! | [`session`], [`request`] | taking over, leaving; what a new session asks for |
-//! | [`entering`] | the replacement by which a session enters the root |
+//! | [`entering`], `leaving` | the replacements by which a session enters and leaves the root |
 //! | [`recovery_bases`] | entries of the root for ended sessions with spools (pure) |
 //! | [`recovery_base`] | the commit that the journals in an ended session's spool follow |
 //! | [`journal`], [`journal_entry`], `journal_put` | the operations that fsync acknowledges before a commit |
@@ -38,6 +38,9 @@
 //! | [`gap`] | operations that a session acknowledged and whose journals are missing |
 //! | [`ended_sessions`] | journals of ended sessions, read back |
 //! | [`commit`], [`commit_request`] | the order of a commit's writes; snapshots |
+//! | `relied` | whether packs that a replacement relies on are live in the root to be replaced |
+//! | [`volumes`] | clones, and the removal of volumes (pure) |
+//! | [`cloning`], [`removing`] | the replacements that make a clone and remove a volume |
 //! | [`finish`] | packs that are finished for the index of the root to be replaced |
 //! | [`uploads`] | what a commit needs of the session that stores its contents |
 //! | `adding` | adds a snapshot to the lists, in place of an older one |
@@ -61,6 +64,7 @@ pub(crate) mod blocking;
 pub mod carried;
 pub mod chain;
 pub mod choice;
+pub mod cloning;
 pub mod commit;
 pub mod commit_request;
 pub mod ended_sessions;
@@ -78,6 +82,7 @@ pub mod journal_entry;
 mod journal_put;
 pub mod kept;
 pub mod key_change;
+mod leaving;
 pub mod listing;
 pub mod lists;
 pub mod lock_rule;
@@ -92,7 +97,9 @@ pub mod record;
 pub mod recovery_base;
 pub mod recovery_bases;
 pub mod refusal;
+mod relied;
 pub mod removal;
+pub mod removing;
 pub mod repository;
 pub mod request;
 pub mod retry;
@@ -116,6 +123,7 @@ pub mod uncovered;
 pub(crate) mod unlock;
 pub mod uploads;
 pub mod view;
+pub mod volumes;
 mod wire;
 
 pub use commit::RootCommitter;

@@ -53,6 +53,10 @@ pub struct CommitRecord {
     /// Ended sessions whose journals it carried out; absent if there were none.
     #[n(11)]
     pub replayed: Option<Vec<Replayed>>,
+    /// It is the last one before the removal of the volume. A repair that finds a later volume of
+    /// the same name takes that one.
+    #[cbor(n(12), with = "wire::flag", has_nil)]
+    pub removes: bool,
 }
 
 /// An ended session whose journals a commit carried out (rule 7).

@@ -299,6 +299,7 @@ mod tests {
                         last: 7,
                     }]
                 }),
+                removes: false,
             };
             records.insert(id(number), record);
             let volume = root.volumes.entry("main".to_owned()).or_default();

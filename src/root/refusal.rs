@@ -49,6 +49,37 @@ pub enum Refusal {
     /// The volume's ended sessions have to be replayed first (rule 7).
     #[error("ended sessions of the volume are not yet replayed: {0:?}")]
     Unreplayed(Vec<SessionId>),
+    /// A volume cannot leave the root, since ended sessions may have acknowledged more of it.
+    #[error(
+        "volume {volume:?} has ended sessions whose changes are not in it yet: {}",
+        listed(sessions)
+    )]
+    Unfinished {
+        /// The volume.
+        volume: String,
+        /// The sessions, in the root or only with a recovery base.
+        sessions: Vec<SessionId>,
+    },
+    /// The root has no volume of the name.
+    #[error("there is no volume {name:?}")]
+    NoVolume {
+        /// The name.
+        name: String,
+    },
+    /// A volume with snapshots is removed only if the user says so.
+    #[error("volume {volume:?} has {count} snapshots")]
+    HasSnapshots {
+        /// The volume.
+        volume: String,
+        /// The number of its kept snapshots.
+        count: usize,
+    },
+    /// A new volume would have the name of another one, or of one that has snapshots.
+    #[error("there is a volume {name:?} already, or there are snapshots of one")]
+    VolumeTaken {
+        /// The name.
+        name: String,
+    },
     /// The change requires a root without sessions, and the root has some.
     #[error("the root has sessions, live or ending: {}", by_name(sessions))]
     Busy {
@@ -83,6 +114,43 @@ pub enum Refusal {
     },
 }
 
+impl Refusal {
+    /// Returns a line of advice for the command line, if a user can do something.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Held { .. } => Some(
+                "mount with -o ro to read, with -o volume=NAME,create to write another volume, or \
+                 with --steal to take this volume over (unsent writes of its holder then fail)",
+            ),
+            Self::Fenced { .. } => {
+                Some("unmount, and mount again: this mount can no longer write")
+            }
+            Self::Busy { .. } => Some(
+                "unmount, or wait until the commands end; bkfs session list shows the sessions, \
+                 bkfs session end ends dead ones",
+            ),
+            Self::Full { what: "sessions" } => {
+                Some("see bkfs session list; end dead ones with bkfs session end")
+            }
+            Self::RecoveryBasesFull { .. } => {
+                Some("nothing is lost; bkfs session list names all of the spools")
+            }
+            Self::Unfinished { .. } => Some(
+                "bkfs session list shows them; mount the volume once on the host of each spool, or \
+                 end the sessions with bkfs session end (--give-up for what only a spool holds)",
+            ),
+            Self::HasSnapshots { .. } => Some(
+                "--yes-delete removes it with its snapshots, which stay in the trash until bkfs gc \
+                 empties it",
+            ),
+            Self::NoVolume { .. } | Self::VolumeTaken { .. } => {
+                Some("bkfs volume list shows the volumes")
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Returns the end of the message about a fenced session: the holder, if known.
 fn by_whom(by: &Option<Box<HolderInfo>>) -> String {
     by.as_ref()
@@ -97,6 +165,12 @@ fn by_name(sessions: &[(SessionId, HolderInfo)]) -> String {
         .map(|(id, holder)| format!("session {id} ({holder})"))
         .collect();
     names.join("; ")
+}
+
+/// Returns the ids of sessions as text for display.
+fn listed(sessions: &[SessionId]) -> String {
+    let ids: Vec<_> = sessions.iter().map(SessionId::to_string).collect();
+    ids.join(", ")
 }
 
 /// The number of recovery bases that the message of [`Refusal::RecoveryBasesFull`] names.

@@ -431,7 +431,7 @@ impl Switch<'_> {
     /// Returns the rotation's session with its heartbeat, if it stands in this root.
     fn session_in(&self, view: &RootView, handle: &RootHandle) -> Option<OpenSession> {
         let stands = view.root.sessions.contains_key(&self.session);
-        stands.then(|| OpenSession::registered(handle, self.session, view.root.epoch))
+        stands.then(|| OpenSession::registered(handle, self.session, None, view.root.epoch))
     }
 
     /// Ends the rotation's session. If the root could not be read before, looks for it again.

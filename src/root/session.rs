@@ -1,8 +1,9 @@
 //! Sessions: how a writer enters the root, takes a volume, and leaves (docs/PROTOCOL.md, rules 2
 //! and 7).
 //!
-//! Owns registration, the judgement about a volume's holder, takeover, and the end of a session.
-//! [`super::heartbeat`] has the heartbeats, [`super::transition`] the conditions of each change.
+//! Owns registration, the judgement about a volume's holder, and takeover. [`super::leaving`] ends
+//! a session, [`super::heartbeat`] has the heartbeats, [`super::transition`] the conditions of each
+//! change.
 //!
 //! A session enters the root and takes its volume in one compare-and-swap, before its first upload.
 //! If the volume is held, its holder is judged first. On the same boot and pid namespace, the
@@ -19,7 +20,6 @@ use super::heartbeat::{Heartbeat, Watched, watch_holder};
 use super::holder::{LocalVerdict, Processes};
 use super::refusal::Refusal;
 use super::request::{KnownSpools, VolumeRequest};
-use super::sent::Sent;
 use super::state::{HolderInfo, Root, SessionId, SessionState};
 use super::transition::Claim;
 use super::uncovered::Known;
@@ -31,10 +31,10 @@ const JUDGEMENTS_MAX: u32 = 8;
 /// A session that is registered in the root, with its heartbeat.
 #[derive(Debug)]
 pub struct OpenSession {
-    handle: RootHandle,
-    id: SessionId,
-    volume: Option<String>,
-    heartbeat: Heartbeat,
+    pub(super) handle: RootHandle,
+    pub(super) id: SessionId,
+    pub(super) volume: Option<String>,
+    pub(super) heartbeat: Heartbeat,
     /// The holder from which the volume was taken over.
     taken_from: Option<HolderInfo>,
     ended_sessions: Vec<EndedSession>,
@@ -43,7 +43,7 @@ pub struct OpenSession {
     /// Ended sessions that leave no recovery base.
     claimed: Vec<SessionId>,
     /// Sessions of the same mount from which it may have taken the volume.
-    former: Vec<SessionId>,
+    pub(super) former: Vec<SessionId>,
 }
 
 impl OpenSession {
@@ -94,6 +94,23 @@ impl OpenSession {
         };
         let entered = entering.enter_volume(&request).await?;
         Self::begin(entering, request, entered).await
+    }
+
+    /// Enters the root as `holder`, as [`Self::open`] without a volume. Tries the newest root known
+    /// first, which saves a request.
+    ///
+    /// Cancel safety: as of [`Self::open`].
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    pub async fn open_known(
+        handle: &RootHandle,
+        holder: HolderInfo,
+        processes: &dyn Processes,
+    ) -> Result<Self, RootError> {
+        let entering = Entering::new(handle, holder, processes);
+        let base = entering.enter_known().await?;
+        Ok(Self::registered(handle, entering.id, None, base))
     }
 
     /// Enters the root as `holder` in the place of a dead maintenance session, which the same
@@ -157,16 +174,22 @@ impl OpenSession {
 
     async fn without_volume(entering: Entering<'_>) -> Result<Self, RootError> {
         let base = entering.enter(None).await?;
-        Ok(Self::registered(entering.handle, entering.id, base))
+        Ok(Self::registered(entering.handle, entering.id, None, base))
     }
 
-    /// Returns a session without a volume that is registered already, at its first base epoch.
-    pub(super) fn registered(handle: &RootHandle, id: SessionId, base: u64) -> Self {
+    /// Returns a session that is registered already, with this volume if it has one, at a base
+    /// epoch. No ended session has left journals of the volume.
+    pub(super) fn registered(
+        handle: &RootHandle,
+        id: SessionId,
+        volume: Option<String>,
+        base: u64,
+    ) -> Self {
         Self {
             handle: handle.clone(),
             id,
-            volume: None,
-            heartbeat: Heartbeat::start(handle.clone(), id, None, base),
+            heartbeat: Heartbeat::start(handle.clone(), id, volume.clone(), base),
+            volume,
             taken_from: None,
             ended_sessions: Vec::new(),
             gaps: Vec::new(),
@@ -297,62 +320,6 @@ impl OpenSession {
     /// Returns the holder that it took the volume from, if there was one.
     pub fn taken_from(&self) -> Option<&HolderInfo> {
         self.taken_from.as_ref()
-    }
-
-    /// Removes the session from the root and sets its volume free. Call this after the last commit,
-    /// which must cover every accepted operation.
-    ///
-    /// Cancel safety: dropped, it leaves the session in the root without a heartbeat, or out of it,
-    /// and its heartbeat object maybe in the bucket.
-    ///
-    /// # Errors
-    /// [`RootError::Refused`] with [`Refusal::Fenced`] if the session was taken over before; the
-    /// other errors of [`RootHandle::update`].
-    pub async fn end(self) -> Result<(), RootError> {
-        let Self {
-            handle,
-            id,
-            heartbeat,
-            ..
-        } = self;
-        heartbeat.stop().await;
-        let mut end = End { id, covered: 0 };
-        handle.update(&mut end).await?;
-        if let Some(sent) = handle.memory().sent() {
-            // If a commit does not cover everything, the note stays, and the next mount reports the
-            // loss.
-            let is_covered = |sent: Sent| sent.last <= end.covered;
-            if sent.recall(id).await.is_none_or(is_covered) {
-                sent.forget([id]).await;
-            }
-        }
-        // The heartbeat of a session that is in no root is never read. If it cannot be deleted (no
-        // permission, no answer), it stays as garbage.
-        if let Err(error) = handle.store().delete(&id.key()).await {
-            tracing::debug!(session = %id, %error,
-                "the heartbeat object of an ended session stays behind");
-        }
-        Ok(())
-    }
-
-    /// Ends a session that could not begin to write. One that succeeded sessions of the same mount
-    /// stays in the root, with the volume, if none of those is there any more: the next successor
-    /// could not know that no other mount had the volume meanwhile.
-    ///
-    /// Cancel safety: as of [`Self::end`].
-    ///
-    /// # Errors
-    /// Those of [`Self::end`] and [`RootHandle::settle`]. The session then stays in the root.
-    pub async fn end_unbegun(self) -> Result<(), RootError> {
-        if !self.former.is_empty() {
-            // Its own commit may have removed them, and had no answer.
-            let view = self.handle.settle().await?;
-            let mut former = self.former.iter();
-            if !former.any(|id| view.root.sessions.contains_key(id)) {
-                return Ok(());
-            }
-        }
-        self.end().await
     }
 
     /// Returns what ended sessions of the volume acknowledged and no commit covers, oldest session
@@ -533,33 +500,6 @@ async fn judge(
             Watched::Dead => return Ok((Claim::Dead(session), Some(by))),
             Watched::Left => {}
         }
-    }
-}
-
-struct End {
-    id: SessionId,
-    /// The last operation that a commit covers.
-    covered: u64,
-}
-
-#[async_trait]
-impl Transition for End {
-    type Output = ();
-
-    fn session(&self) -> Option<SessionId> {
-        Some(self.id)
-    }
-
-    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-        let session = next.sessions.get(&self.id);
-        self.covered = session.map_or(0, |session| session.covered);
-        Ok(next.end(self.id)?)
-    }
-
-    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
-        // A session that is not in the root has ended, by this change or by a new holder that
-        // replayed it. An ending session was taken over, and the next attempt is refused.
-        Ok(!root.sessions.contains_key(&self.id))
     }
 }
 

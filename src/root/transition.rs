@@ -13,6 +13,7 @@ use super::state::{
     HOLDER_TEXT_BYTES_MAX, HolderInfo, MOUNT_POINT_BYTES_MAX, Root, Session, SessionId,
     SessionState, Volume, check_name, check_new_name,
 };
+use super::volumes::is_scratch;
 use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::id::Id;
 
@@ -176,8 +177,13 @@ impl Root {
     /// - [`Refusal::BadName`] if the name is invalid, for a new volume also if it has a control
     ///   character.
     /// - [`Refusal::Full`] if the session has another volume.
+    /// - [`Refusal::NoVolume`] for a scratch clone that is not there: only a clone makes one.
     pub fn claim(&mut self, id: SessionId, volume: &str, claim: Claim) -> Result<(), Refusal> {
         self.require_live(id)?;
+        if is_scratch(volume) && !self.volumes.contains_key(volume) {
+            let name = volume.to_owned();
+            return Err(Refusal::NoVolume { name });
+        }
         let check = match self.volumes.contains_key(volume) {
             true => check_name,
             false => check_new_name,
@@ -476,7 +482,7 @@ impl Root {
         }
     }
 
-    fn held(&self, volume: &str, session: SessionId) -> Refusal {
+    pub(super) fn held(&self, volume: &str, session: SessionId) -> Refusal {
         let by = self
             .sessions
             .get(&session)

@@ -261,6 +261,7 @@ fn commit_records() {
         bytes: 1 << 40,
         snapshot: None,
         replayed: None,
+        removes: false,
     };
     let full = CommitRecord {
         sequence: 2,

@@ -58,6 +58,7 @@ impl Healer<'_> {
             bytes: entry.bytes,
             snapshot: Some(recorded(entry)),
             replayed: None,
+            removes: false,
         };
         let made = publisher.store_record(&record).await?;
         publisher.replace_in_snapshots(entry.commit, made);
@@ -116,6 +117,7 @@ impl Healer<'_> {
             bytes: volume.bytes,
             snapshot: own.map(recorded),
             replayed: None,
+            removes: false,
         };
         let made = publisher.store_record(&record).await?;
         if own.is_some() {

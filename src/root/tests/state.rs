@@ -311,6 +311,7 @@ proptest! {
                 user: text.clone(),
                 tags: vec![text]
             }),
+            removes: false,
         };
         prop_assert_eq!(CommitRecord::decode(&record.encode()).expect("decodes"), record.clone());
         prop_assert_eq!(record.encode(), record.encode());

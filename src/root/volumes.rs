@@ -1,0 +1,194 @@
+//! Clones and the removal of volumes, as pure functions of the root (docs/PROTOCOL.md, rule 14).
+//!
+//! Owns the conditions under which a clone enters a root and a volume leaves one, and the names of
+//! scratch clones. [`super::cloning`] and [`super::removing`] make the replacements. Pure.
+
+use super::error::RootError;
+use super::refusal::Refusal;
+use super::snapshots::{SnapshotEntry, SnapshotList};
+use super::state::{Root, SessionId, SessionState, Volume, check_new_name};
+use bkfs_chunker::id::Id;
+
+/// The start of the names of scratch clones: volumes that end with the session that holds them.
+/// Users cannot make other volumes with such names.
+pub const SCRATCH_PREFIX: &str = "scratch~";
+
+/// Returns whether a volume of this name is a scratch clone.
+pub fn is_scratch(name: &str) -> bool {
+    name.starts_with(SCRATCH_PREFIX)
+}
+
+/// The changes that a clone makes in the root.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct CloneChange {
+    /// The session that makes it, which has no volume.
+    pub session: SessionId,
+    /// Its name.
+    pub volume: String,
+    /// The id of its commit record, the first of the volume.
+    pub commit: Id,
+    /// The lowest inode number that the tree of the snapshot never used.
+    pub next_inode: u64,
+    /// Whether the session goes on as the holder of the clone. Otherwise it leaves the root.
+    pub is_held: bool,
+}
+
+/// A condition for the removal of a volume.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Leaving {
+    /// No session stands for it.
+    Unheld,
+    /// As [`Leaving::Unheld`], or this session holds it, or held it last: the one that removes the
+    /// volume, or one that was judged dead. Only scratch clones leave the root like that.
+    With(SessionId),
+}
+
+impl Root {
+    /// Checks that a new volume may have this name: it is a valid one, no volume of this root has
+    /// it, and no kept snapshot is of another volume that had it.
+    ///
+    /// # Errors
+    /// [`Refusal::BadName`]; [`Refusal::VolumeTaken`].
+    pub fn require_free(
+        &self,
+        name: &str,
+        source: Option<&str>,
+        kept: &SnapshotList,
+    ) -> Result<(), Refusal> {
+        check_new_name(name).map_err(|source| Refusal::BadName {
+            name: name.to_owned(),
+            source,
+        })?;
+        let mut kept = kept.iter();
+        let is_of_snapshots =
+            source != Some(name) && kept.any(|entry| entry.volume == name);
+        match self.volumes.contains_key(name) || is_of_snapshots {
+            true => Err(Refusal::VolumeTaken {
+                name: name.to_owned(),
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// Adds a volume whose tree is that of the snapshot `source` (step `CloneCas`). The list `kept`
+    /// is the one of this root.
+    ///
+    /// # Errors
+    /// - [`RootError::NoSnapshot`] if the snapshot is not in the list ‡: only then is all that its
+    ///   tree reaches known to be live.
+    /// - Those of [`Root::require_free`] ‡.
+    /// - [`Refusal::Fenced`] if the session is not live, and [`Refusal::Full`] if it has a volume.
+    pub fn add_clone(
+        &mut self,
+        change: &CloneChange,
+        source: &SnapshotEntry,
+        kept: &SnapshotList,
+    ) -> Result<(), RootError> {
+        let session = self.require_live(change.session)?;
+        if session.volume.is_some() {
+            let what = "volumes of one session";
+            return Err(Refusal::Full { what }.into());
+        }
+        let is_source = |entry: &&SnapshotEntry| {
+            entry.volume == source.volume
+                && entry.commit == source.commit
+                && entry.tree == source.tree
+        };
+        if kept.iter().find(is_source).is_none() {
+            return Err(RootError::NoSnapshot {
+                name: source.name.clone(),
+                volume: source.volume.clone(),
+            });
+        }
+        self.require_free(&change.volume, Some(&source.volume), kept)?;
+        let volume = Volume {
+            tree: source.tree,
+            holder: change.is_held.then_some(change.session),
+            sequence: 1,
+            commit: Some(change.commit),
+            next_inode: change.next_inode,
+            inodes: source.files,
+            bytes: source.bytes,
+            unsnapshotted_bytes: 0,
+            building: None,
+        };
+        self.volumes.insert(change.volume.clone(), volume);
+        let generation = self.generation;
+        match self.sessions.get_mut(&change.session) {
+            Some(session) if change.is_held => {
+                session.volume = Some(change.volume.clone());
+                session.claimed_generation = generation;
+            }
+            _ => self.end(change.session)?,
+        }
+        Ok(())
+    }
+
+    /// Checks that no session stands for the volume, live or ending, and that no spool may hold
+    /// more of it. Returns its entry.
+    ///
+    /// # Errors
+    /// [`Refusal::NoVolume`]; [`Refusal::Held`]; [`Refusal::Unfinished`].
+    pub fn require_unheld(&self, name: &str) -> Result<&Volume, Refusal> {
+        let entry = self.volumes.get(name).ok_or_else(|| Refusal::NoVolume {
+            name: name.to_owned(),
+        })?;
+        if let Some(session) = entry.holder {
+            return Err(self.held(name, session));
+        }
+        let mut sessions = self.ending_sessions(name);
+        let bases = self.recovery_bases().iter();
+        let of_spools = bases.filter(|base| base.volume == name);
+        sessions.extend(of_spools.map(|base| base.session));
+        match sessions.is_empty() {
+            true => Ok(entry),
+            false => Err(Refusal::Unfinished {
+                volume: name.to_owned(),
+                sessions,
+            }),
+        }
+    }
+
+    /// Takes a volume out of this root. A scratch clone leaves with the sessions that stand for it,
+    /// if the condition permits that.
+    ///
+    /// # Errors
+    /// Those of [`Root::require_unheld`]; [`Refusal::Held`] if another session than that of the
+    /// condition holds the scratch clone ‡.
+    pub fn take_out(&mut self, name: &str, leaving: Leaving) -> Result<Volume, Refusal> {
+        if let Leaving::With(session) = leaving
+            && is_scratch(name)
+        {
+            self.release_scratch(name, session)?;
+        }
+        self.require_unheld(name)?;
+        self.volumes
+            .remove(name)
+            .ok_or_else(|| Refusal::NoVolume {
+                name: name.to_owned(),
+            })
+    }
+
+    /// Removes the sessions of a scratch clone, which promise nothing, if `session` is its holder
+    /// or it has none.
+    fn release_scratch(&mut self, name: &str, session: SessionId) -> Result<(), Refusal> {
+        let Some(entry) = self.volumes.get_mut(name) else {
+            return Ok(());
+        };
+        if let Some(other) = entry.holder.filter(|holder| *holder != session) {
+            return Err(self.held(name, other));
+        }
+        entry.holder = None;
+        self.sessions.retain(|id, other| {
+            let is_of_it = other.volume.as_deref() == Some(name);
+            !(is_of_it && (*id == session || other.state == SessionState::Ending))
+        });
+        let bases = self.recovery_bases().iter();
+        let of_it: Vec<SessionId> = bases
+            .filter(|base| base.volume == name)
+            .map(|base| base.session)
+            .collect();
+        self.drop_recovery_bases(&of_it);
+        Ok(())
+    }
+}

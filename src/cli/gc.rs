@@ -29,6 +29,7 @@ use crate::repository::Repository;
 use crate::retain::Span;
 use crate::root::error::RootError;
 use crate::units::size;
+use crate::volumes::reap::{Patience, reap};
 
 /// Free what no snapshot needs, while mounts run
 ///
@@ -110,6 +111,13 @@ pub fn run(command: Gc, global: &Global, output: &Output) -> Result<(), Failure>
             may_delete(&repository.handle)
                 .await
                 .map_err(cannot_delete)?;
+            // What only a scratch clone of a dead mount needs is garbage.
+            let reaped = reap(&repository, "bkfs gc", Patience::Everywhere).await?;
+            for volume in reaped {
+                output.remark(format_args!(
+                    "removed {volume}, the clone of a mount that is dead"
+                ));
+            }
         }
         let options = Options {
             undelete_window: command.undelete_window.0,

@@ -16,6 +16,7 @@ mod completions;
 mod control;
 mod copy;
 mod diff;
+mod drill;
 mod dump;
 mod find;
 mod forget;
@@ -54,6 +55,7 @@ mod status;
 mod target;
 mod tool;
 mod umount;
+mod volume;
 mod volumes;
 mod workspace;
 
@@ -110,8 +112,11 @@ enum Command {
     Gc(gc::Gc),
     #[command(subcommand)]
     Session(session::Session),
+    #[command(subcommand)]
+    Volume(volume::VolumeCommand),
     Check(check::Check),
     Copy(copy::Copy),
+    Drill(drill::DrillCommand),
     Key(key::Key),
     Lock(lock::LockCommand),
     Status(status::Status),
@@ -144,8 +149,10 @@ impl Command {
                 | Self::Forget(_)
                 | Self::Gc(_)
                 | Self::Session(_)
+                | Self::Volume(_)
                 | Self::Check(_)
                 | Self::Copy(_)
+                | Self::Drill(_)
                 | Self::Key(_)
                 | Self::Lock(_)
                 | Self::Serve(_)
@@ -218,6 +225,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
 fn run_command(command: Command, global: &Global, output: &Output) -> Result<i32, Failure> {
     match command {
         Command::Run(command) => return run::run(command, global, output),
+        Command::Drill(command) => return drill::run(command, global, output),
         Command::Init(command) => init::run(command, global, output),
         Command::Mount(command) => mount::run(command, global, output),
         Command::Umount(command) => umount::run(command, global, output),
@@ -236,6 +244,7 @@ fn run_command(command: Command, global: &Global, output: &Output) -> Result<i32
         Command::Gc(command) => gc::run(command, global, output),
         Command::Schedule(command) => schedule::run(command, &refusal, output),
         Command::Session(command) => session::run(command, global, output),
+        Command::Volume(command) => volume::run(command, global, output),
         Command::Check(command) => check::run(command, global, output),
         Command::Copy(command) => copy::run(command, global, output),
         Command::Key(command) => key::run(command, global, output),

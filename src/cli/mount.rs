@@ -19,14 +19,19 @@ use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
 use crate::cli::runtime::SHUTDOWN_PATIENCE;
 use crate::cli::target::{profile_of, target_of_mount};
-use crate::cli::volumes::{self, Use};
+use crate::cli::volumes::{self, Use, refuse_scratch};
 use crate::logging::Log;
 use crate::mounting::error::MountingError;
 use crate::mounting::outcome::{self, Outcome};
 use crate::mounting::settings::{OPTIONS_HELP, Settings};
 use crate::mounting::spool_place::SpoolPlace;
+use crate::mounting::writing::CloneOf;
 use crate::mounting::{Ending, MountPlan, Mounted};
 use crate::places;
+use crate::repository::Repository;
+use crate::root::snapshots::SnapshotReference;
+use crate::volumes::reap::{Patience, reap};
+use crate::volumes::scratch_name;
 
 /// The variable that names the descriptor on which a daemon reports that its mount answers.
 const READY_VARIABLE: &str = "BKFS_READY_FD";
@@ -211,7 +216,8 @@ fn bring_up(
         .volume
         .clone()
         .unwrap_or_else(|| global.volume.clone());
-    let reads = options.flags.read_only || settings.snapshot.is_some();
+    let clone_of = clone_of(&settings, &volume, &repository, &options)?;
+    let reads = options.flags.read_only || settings.snapshot.is_some() || clone_of.is_some();
     let kind = match (reads, may_create) {
         (true, _) => Use::Read,
         (false, true) => Use::Make,
@@ -220,6 +226,11 @@ fn bring_up(
         (false, false) => Use::Write,
     };
     runtime.block_on(volumes::check(&repository, &volume, kind))?;
+    let volume = match (&clone_of, &settings.clone_as) {
+        (Some(_), Some(name)) => name.clone(),
+        (Some(_), None) => scratch_name(&repository),
+        (None, _) => volume,
+    };
     let spool_bytes = access::spool_bytes(&access, &settings);
     let spool = SpoolPlace::on_this_machine(&repository, spool_bytes, &command.mountpoint)
         .map_err(|error| Failure::new(error.to_string()))?;
@@ -231,8 +242,46 @@ fn bring_up(
         volume,
         steal: command.steal,
         spool,
+        clone_of,
+        observed: Arc::default(),
     };
+    reap_soon(&plan.repository, runtime);
     Ok(plan.mount(runtime)?)
+}
+
+/// Removes in the background the scratch clones that dead mounts have left.
+fn reap_soon(repository: &Arc<Repository>, runtime: &Runtime) {
+    let repository = repository.clone();
+    runtime.spawn(async move {
+        match reap(&repository, "bkfs mount", Patience::Everywhere).await {
+            Ok(reaped) if reaped.is_empty() => {}
+            Ok(reaped) => tracing::info!(?reaped, "scratch clones of dead mounts were removed"),
+            Err(error) => tracing::debug!(%error, "scratch clones may be left"),
+        }
+    });
+}
+
+/// Returns the snapshot that a mount is a clone of, if it is one.
+fn clone_of(
+    settings: &Settings,
+    volume: &str,
+    repository: &Repository,
+    options: &MountOptions,
+) -> Result<Option<CloneOf>, Failure> {
+    let Some(snapshot) = &settings.clone else {
+        return Ok(None);
+    };
+    if options.flags.read_only {
+        return Err(Failure::usage("a clone is mounted to be written: -o ro")
+            .hint("-o snapshot=NAME mounts a snapshot to be read."));
+    }
+    if let Some(name) = &settings.clone_as {
+        refuse_scratch(name)?;
+    }
+    Ok(Some(CloneOf {
+        volume: volume.to_owned(),
+        snapshot: SnapshotReference::parse(snapshot, repository.now())?,
+    }))
 }
 
 /// Refuses a mount point that is a mount already, before a volume is taken over for it. A mount

@@ -1,6 +1,7 @@
 //! `bkfs snapshots URL|MOUNTPOINT`
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::cli::access::open;
 use crate::cli::named::elsewhere;
@@ -9,7 +10,7 @@ use crate::cli::output::{Failure, Output, bytes, name_text};
 use crate::cli::runtime::block_on;
 use crate::cli::target::target;
 use crate::printable;
-use crate::root::snapshots::SnapshotEntry;
+use crate::root::snapshots::{Drill, SnapshotEntry};
 
 /// List snapshots
 #[derive(Debug, clap::Args)]
@@ -36,6 +37,7 @@ struct Row<'a> {
     new_bytes: u64,
     generation: u64,
     recovered: bool,
+    drill: Option<Value>,
 }
 
 impl<'a> From<&'a SnapshotEntry> for Row<'a> {
@@ -52,8 +54,35 @@ impl<'a> From<&'a SnapshotEntry> for Row<'a> {
             new_bytes: entry.new_bytes,
             generation: entry.generation,
             recovered: entry.recovered,
+            drill: entry.drill.as_ref().map(as_json),
         }
     }
+}
+
+/// Returns a drill in the form that scripts read.
+pub fn as_json(drill: &Drill) -> Value {
+    json!({
+        "time": drill.time.to_string(),
+        "ok": drill.is_good,
+        "command": drill.command,
+        "seconds": drill.seconds,
+        "read_percent": f64::from(drill.read_permille) / 10.0,
+        "at_source": drill.is_of_source,
+    })
+}
+
+/// Returns the last drill of a snapshot in a few words; nothing if there was none.
+fn drilled(entry: &SnapshotEntry) -> String {
+    let Some(drill) = &entry.drill else {
+        return String::new();
+    };
+    let time = drill.time.strftime("%Y-%m-%dT%H:%M:%SZ");
+    let place = if drill.is_of_source {
+        ", at the source"
+    } else {
+        ""
+    };
+    format!("{time} {}{place}", drill.verdict())
 }
 
 /// Prints the snapshots of the volume, or of all volumes.
@@ -91,7 +120,8 @@ pub fn run(command: Snapshots, global: &Global, output: &Output) -> Result<(), F
 }
 
 fn table(entries: &[&SnapshotEntry], with_volume: bool) -> String {
-    let mut rows = vec![["NAME", "TIME", "HOST", "FILES", "SIZE", "NEW"].map(str::to_owned)];
+    let head = ["NAME", "TIME", "HOST", "FILES", "SIZE", "NEW", "DRILLED"];
+    let mut rows = vec![head.map(str::to_owned)];
     for entry in entries {
         let name = if with_volume {
             format!("{}:{}", entry.volume, entry.name)
@@ -108,8 +138,16 @@ fn table(entries: &[&SnapshotEntry], with_volume: bool) -> String {
             entry.files.to_string(),
             bytes(entry.bytes),
             bytes(entry.new_bytes),
+            drilled(entry),
         ]);
     }
+    // Without any drill the column would only take room.
+    if entries.iter().any(|entry| entry.drill.is_some()) {
+        return columns(&rows, &[3, 4, 5]);
+    }
+    let without =
+        |[name, time, host, files, size, new, _]: [String; 7]| [name, time, host, files, size, new];
+    let rows: Vec<[String; 6]> = rows.into_iter().map(without).collect();
     columns(&rows, &[3, 4, 5])
 }
 

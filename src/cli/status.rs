@@ -255,7 +255,13 @@ fn last_snapshot(status: &Value, now: i64) -> Option<String> {
     };
     let time: jiff::Timestamp = last["time"].as_str()?.parse().ok()?;
     let age = units::age(now.saturating_sub(time.as_second()).max(0) as u64);
-    Some(format!("{name}, {age}"))
+    let drill = &last["drill"];
+    let drilled = match (drill["time"].as_str(), drill["ok"].as_bool()) {
+        (Some(time), Some(true)) => format!(", drilled {time}: ok"),
+        (Some(time), Some(false)) => format!(", drilled {time}: FAILED"),
+        _ => String::new(),
+    };
+    Some(format!("{name}, {age}{drilled}"))
 }
 
 /// Returns what the command shows. `rate` is the bytes that are uploaded per second, `now` in

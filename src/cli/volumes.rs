@@ -7,6 +7,10 @@ use std::collections::BTreeSet;
 
 use crate::cli::output::{Failure, name_text};
 use crate::repository::Repository;
+use crate::root::error::RootError;
+use crate::root::refusal::Refusal;
+use crate::root::state::NameError;
+use crate::root::volumes::is_scratch;
 
 /// The volume of every host that names no other. It may be made without being asked for.
 const DEFAULT: &str = "main";
@@ -34,7 +38,10 @@ pub enum Use {
 /// Exit code 1 if there is no such volume; the message names those that there are. The [`Failure`]
 /// of the list of snapshots if it cannot be read.
 pub async fn check(repository: &Repository, name: &str, kind: Use) -> Result<(), Failure> {
-    if kind == Use::Make || (name == DEFAULT && kind != Use::Read) {
+    if kind == Use::Make {
+        return refuse_scratch(name);
+    }
+    if name == DEFAULT && kind != Use::Read {
         return Ok(());
     }
     let mut volumes: BTreeSet<String> = BTreeSet::new();
@@ -60,6 +67,21 @@ pub async fn check(repository: &Repository, name: &str, kind: Use) -> Result<(),
         hint += " Give --create (or -o create) to make this one.";
     }
     Err(Failure::new(why).hint(hint))
+}
+
+/// Refuses the names of scratch clones, which end with the session that holds them.
+///
+/// # Errors
+/// Exit code 1.
+pub fn refuse_scratch(name: &str) -> Result<(), Failure> {
+    match is_scratch(name) {
+        true => Err(RootError::from(Refusal::BadName {
+            name: name.to_owned(),
+            source: NameError::Scratch,
+        })
+        .into()),
+        false => Ok(()),
+    }
 }
 
 /// Returns a sentence that names volumes.

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::exposition::{Exposition, Number};
-use crate::root::snapshots::{SnapshotEntry, SnapshotList};
+use crate::root::snapshots::{Drill, SnapshotEntry, SnapshotList};
 use crate::root::state::Root;
 
 /// Adds the values of a repository. `snapshots` are those that are kept, and `holding` is the number
@@ -39,6 +39,7 @@ pub fn expose(root: &Root, snapshots: &SnapshotList, holding: u64, text: &mut Ex
         "volume",
         newest.collect(),
     );
+    expose_drills(&volumes, text);
     text.gauge(
         "repository_generation",
         "Replacements of the root so far.",
@@ -66,4 +67,38 @@ pub fn expose(root: &Root, snapshots: &SnapshotList, holding: u64, text: &mut Ex
             until_s as f64,
         );
     }
+}
+
+/// Adds when the snapshots of each volume were drilled last, and whether that went well.
+fn expose_drills(volumes: &BTreeMap<&str, Vec<&SnapshotEntry>>, text: &mut Exposition) {
+    let seconds = |drill: &Drill| drill.time.as_millisecond() as f64 / 1e3;
+    let drills = |made: &[&SnapshotEntry]| -> Vec<Drill> {
+        made.iter()
+            .filter_map(|entry| entry.drill.clone())
+            .collect()
+    };
+    let good = volumes.iter().filter_map(|(volume, made)| {
+        let drills = drills(made);
+        let good = drills.iter().filter(|drill| drill.is_good);
+        let last = good.max_by_key(|drill| drill.time)?;
+        Some(((*volume).to_owned(), Number::Seconds(seconds(last))))
+    });
+    text.gauges(
+        "repository_last_good_drill_timestamp_seconds",
+        "Unix time of the last drill on a kept snapshot of a volume that went well.",
+        "volume",
+        good.collect(),
+    );
+    let last = volumes.iter().filter_map(|(volume, made)| {
+        let drills = drills(made);
+        let last = drills.iter().max_by_key(|drill| drill.time)?;
+        let is_good = Number::Count(u64::from(last.is_good));
+        Some(((*volume).to_owned(), is_good))
+    });
+    text.gauges(
+        "repository_last_drill_good",
+        "1 if the last drill on a kept snapshot of a volume went well, else 0.",
+        "volume",
+        last.collect(),
+    );
 }

@@ -9,7 +9,7 @@ use crate::root::forget::ListChanger;
 use crate::root::holder::{LocalVerdict, ProcessState, Processes};
 use crate::root::lists::DirectLists;
 use crate::root::session::OpenSession;
-use crate::root::snapshots::{SnapshotEntry, TrashEntry};
+use crate::root::snapshots::{Drill, SnapshotEntry, TrashEntry};
 use crate::root::state::HolderInfo;
 
 /// Changes the lists of a repository. A process makes one change of a repository at a time.
@@ -66,6 +66,17 @@ impl Changer<'_> {
         let restored = self
             .change(async |changer: ListChanger<'_>| changer.restore_forgotten(volume, name).await);
         Ok(restored.await?.output)
+    }
+
+    /// Writes the result of a drill on a snapshot.
+    ///
+    /// Cancel safety: that of [`Self::forget`].
+    ///
+    /// # Errors
+    /// Those of [`ListChanger::note_drill`], and of opening a session.
+    pub async fn note_drill(&self, of: &SnapshotEntry, drill: &Drill) -> Result<(), RootError> {
+        self.change(async |changer: ListChanger<'_>| changer.note_drill(of, drill).await)
+            .await
     }
 
     /// Removes the sessions of this process that an earlier change has left in the root. While one

@@ -24,8 +24,13 @@ const GENERATION_GAP: u64 = 1_000_000;
 pub type Record = (Id, CommitRecord);
 
 /// Returns the records of each volume, the best candidate for its last commit first: by number,
-/// then by time.
+/// then by time. Those of a volume that was removed come last, since a later volume of the same
+/// name counts its commits from 1. Without a later one, the removed volume comes back: nothing
+/// tells whether its removal was made.
 pub fn candidates(records: &[Record]) -> BTreeMap<&str, Vec<&Record>> {
+    let removals = removals(records).into_iter();
+    let removed = removals.flat_map(|tip| history(records, tip));
+    let removed: HashSet<Id> = removed.map(|(id, _)| *id).collect();
     let mut volumes: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
     for record in records
         .iter()
@@ -35,10 +40,16 @@ pub fn candidates(records: &[Record]) -> BTreeMap<&str, Vec<&Record>> {
     }
     for records in volumes.values_mut() {
         let order = |record: &CommitRecord| std::cmp::Reverse((record.sequence, record.time));
-        records.sort_by_key(|(id, record)| (order(record), *id));
+        records.sort_by_key(|(id, record)| (removed.contains(id), order(record), *id));
         records.dedup_by_key(|record| record.0);
     }
     volumes
+}
+
+/// Returns the records that say that their volume was removed.
+pub fn removals(records: &[Record]) -> Vec<Id> {
+    let removals = records.iter().filter(|(_, record)| record.removes);
+    removals.map(|(id, _)| *id).collect()
 }
 
 /// Returns the records from `tip` back along their parents, as far as they exist.
@@ -191,6 +202,7 @@ fn entry_of(id: Id, record: &CommitRecord, taken: &Taken) -> SnapshotEntry {
         generation: record.sequence,
         recovered: record.is_snapshot_only(),
         rebuilt: false,
+        drill: None,
     }
 }
 

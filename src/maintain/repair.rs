@@ -260,7 +260,9 @@ fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Repai
     let known = listed.chain(&findings.leftover_snapshots);
     let known = known.map(|entry| (entry.commit, entry.generation));
     let known = known.collect();
-    for tip in tips.values() {
+    // Those of removed volumes come after all others, which keep their names.
+    let removals = rebuild::removals(&findings.learned.records);
+    for tip in tips.values().chain(&removals) {
         let records = &findings.learned.records;
         let mut history = rebuild::history(records, *tip);
         let of = history.first().map(|(_, record)| record.volume.clone());

@@ -15,7 +15,7 @@ use crate::repository::Repository;
 use crate::root::heartbeat::Standing;
 use crate::root::refusal::Refusal;
 use crate::vfs::special::Owner;
-use crate::volume::Volume;
+use crate::volume::{Promise, Volume};
 
 /// A path that covers no directory, so that no spool can lie below it.
 const NO_MOUNT: &str = "/dev/null";
@@ -69,6 +69,8 @@ impl Alone {
             memory_bytes: parts.memory_bytes,
             spool,
             is_local: false,
+            promise: Promise::Durable,
+            clone_of: None,
             owner,
             holder,
         };

@@ -21,7 +21,7 @@ use crate::mounting::waiting::Waiting;
 use crate::outage::fails_in;
 use crate::repository::Repository;
 use crate::root::error::RootError;
-use crate::root::snapshots::{check_new, check_words};
+use crate::root::snapshots::{SnapshotEntry, check_new, check_words};
 use crate::root::state::HolderInfo;
 use crate::tree::item::Timestamp;
 use crate::vfs::live::Current;
@@ -99,6 +99,17 @@ struct WantedSnapshot {
     replace: bool,
 }
 
+/// Returns the last drill of a snapshot.
+fn drill_of(entry: &SnapshotEntry) -> Value {
+    match &entry.drill {
+        None => Value::Null,
+        Some(drill) => json!({
+            "time": drill.time.strftime(TIME_FORM).to_string(),
+            "ok": drill.is_good,
+        }),
+    }
+}
+
 impl MountControl {
     async fn carry_out(&self, request: Request) -> Result<Value, VolumeError> {
         let (Some(volume), Some(supervisor)) = (self.current.volume(), &self.supervisor) else {
@@ -163,7 +174,7 @@ impl MountControl {
                 .latest(&self.volume_name)
                 .map_or(Value::Null, |latest| {
                     let time = latest.time.strftime(TIME_FORM).to_string();
-                    json!({ "name": latest.name, "time": time })
+                    json!({ "name": latest.name, "time": time, "drill": drill_of(latest) })
                 }),
             // The store says in its own part why.
             _ => json!({}),

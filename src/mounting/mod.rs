@@ -27,22 +27,25 @@ use crate::mounting::scrubbing::Scrubbing;
 use crate::mounting::settings::Settings;
 use crate::mounting::spool_place::SpoolPlace;
 use crate::mounting::supervisor::MountSupervisor;
-use crate::mounting::writing::Writing;
+use crate::mounting::writing::{CloneOf, Writing};
 use crate::repository::Repository;
 use crate::root::state::HolderInfo;
+use crate::root::volumes::is_scratch;
 use crate::vfs::convert::Lifetimes;
 use crate::vfs::live::{Current, Live};
+use crate::vfs::observed::Observed;
 use crate::vfs::special::{Control, Owner};
-use crate::vfs::{BkfsVfs, MountParts};
-use crate::volume::Volume;
+use crate::vfs::{BkfsVfs, CloseMode, MountParts};
 use crate::volume::error::VolumeError;
 use crate::volume::view::View;
+use crate::volume::{Promise, Volume};
 
 mod advice;
 pub mod alone;
 mod base;
 pub mod control;
 pub mod ending;
+mod entering;
 pub mod error;
 mod following;
 pub(crate) mod format;
@@ -61,7 +64,7 @@ mod survey;
 pub mod takeover;
 mod waiting;
 mod writer;
-mod writing;
+pub mod writing;
 
 /// Mount point in the root of a session that only ends another one.
 pub const SESSION_END: &str = "(bkfs session end)";
@@ -82,6 +85,10 @@ pub struct MountPlan {
     pub steal: bool,
     /// Directory of spools; `None` for memory only.
     pub spool: Option<SpoolPlace>,
+    /// The snapshot of which the volume is made; none for a volume that is there.
+    pub clone_of: Option<CloneOf>,
+    /// Where reads and errors are counted.
+    pub observed: Arc<Observed>,
 }
 
 /// A running mount.
@@ -209,6 +216,18 @@ impl MountPlan {
             volume,
             steal,
             spool,
+            clone_of: None,
+            observed: Arc::default(),
+        }
+    }
+
+    /// What the volume promises: less only for a clone that is to be thrown away, or that the user
+    /// says it of.
+    fn promise(&self) -> Promise {
+        match (is_scratch(&self.volume), self.settings.scratch) {
+            (true, _) => Promise::ThrownAway,
+            (false, true) => Promise::Scratch,
+            (false, false) => Promise::Durable,
         }
     }
 
@@ -336,8 +355,12 @@ impl MountPlan {
             lifetimes,
             control,
             owner: self.owner(),
-            close: self.settings.close,
+            close: match self.promise().is_scratch() {
+                true => CloseMode::Async,
+                false => self.settings.close,
+            },
             dedup: self.settings.dedup,
+            observed: self.observed.clone(),
         }
     }
 
@@ -346,8 +369,11 @@ impl MountPlan {
             repository: self.repository.clone(),
             volume: self.volume.clone(),
             memory_bytes: self.settings.memory_bytes,
-            spool: self.spool.clone(),
+            // What may be lost need not be kept.
+            spool: self.spool.clone().filter(|_| !self.promise().is_scratch()),
             is_local: self.settings.fsync_local,
+            promise: self.promise(),
+            clone_of: self.clone_of.clone(),
             owner: self.owner(),
             holder: self.holder(),
         }

@@ -42,7 +42,7 @@ use crate::volume::operations::{Content, Operations};
 use crate::volume::requests::SnapshotRequest;
 use crate::volume::state::Totals;
 use crate::volume::view::View;
-use crate::volume::{Volume, VolumeParts, rescue};
+use crate::volume::{Promise, Volume, VolumeParts, rescue};
 
 /// Why none was made: the spool stays.
 #[derive(Debug, thiserror::Error)]
@@ -363,6 +363,7 @@ impl Recovery<'_> {
             bytes: self.recovery_base.bytes,
         };
         let (volume, requests) = Volume::new(VolumeParts {
+            promise: Promise::Durable,
             view: View::live(repository.nodes.clone(), tree, totals),
             ingest: self.ingest.clone(),
             clock: repository.environment.clock.clone(),

@@ -59,6 +59,11 @@ pub const OPTIONS_HELP: &str = "\
 Mount options (-o NAME=VALUE,…), with the defaults in parentheses:
   volume=NAME            the volume to work on (main)
   create                 make the volume if the repository has none of this name
+  clone=SNAPSHOT         mount a writable clone of a snapshot (NAME, latest or @TIME) of the volume
+                         that volume= names; without as= it is thrown away at unmount
+  as=NAME                with clone=: the name of the volume that the clone becomes, and stays
+  scratch                with as=: nothing is promised across a crash, and nothing stored before
+                         the unmount unless memory runs short
   snapshot=NAME          mount only this snapshot: its name, latest or @TIME (@2026-11-23,
                          @yesterday, @2026-11-23T10:00:00Z; UTC)
   ro                     read-only
@@ -95,6 +100,12 @@ pub struct Settings {
     pub volume: Option<String>,
     /// `snapshot=`: mount this one only.
     pub snapshot: Option<String>,
+    /// `clone=`: mount a writable clone of this snapshot.
+    pub clone: Option<String>,
+    /// `as=`: the name of the clone; `None` for one that is thrown away.
+    pub clone_as: Option<String>,
+    /// `scratch`: fsync promises nothing.
+    pub scratch: bool,
     /// `close=`.
     pub close: CloseMode,
     /// `dedup=`.
@@ -145,6 +156,9 @@ impl Default for Settings {
         Settings {
             volume: None,
             snapshot: None,
+            clone: None,
+            clone_as: None,
+            scratch: false,
             close: CloseMode::Bounded,
             dedup: DedupMode::Shared,
             cache_dir: None,
@@ -176,6 +190,22 @@ pub enum SettingError {
     /// The option is unknown.
     #[error("unknown mount option '{0}'")]
     Unknown(String),
+    /// It has no meaning without another option.
+    #[error("mount option '{option}' needs '{other}='")]
+    Needs {
+        /// The option.
+        option: &'static str,
+        /// The option that is missing.
+        other: &'static str,
+    },
+    /// Another option says something else.
+    #[error("mount options '{option}=' and '{other}=' exclude each other")]
+    Excludes {
+        /// The option.
+        option: &'static str,
+        /// The other one.
+        other: &'static str,
+    },
     /// The value is malformed or out of range.
     #[error("mount option '{key}={value}': expected {expected}")]
     BadValue {
@@ -198,7 +228,29 @@ impl Settings {
         for option in options {
             settings.apply(&option.key, option.value.as_deref().unwrap_or_default())?;
         }
+        settings.check_clone()?;
         Ok(settings)
+    }
+
+    /// Checks that the options of a clone go together.
+    fn check_clone(&self) -> Result<(), SettingError> {
+        let needs = |option, other| Err(SettingError::Needs { option, other });
+        match self {
+            Self {
+                clone: Some(_),
+                snapshot: Some(_),
+                ..
+            } => Err(SettingError::Excludes {
+                option: "clone",
+                other: "snapshot",
+            }),
+            Self { clone: Some(_), .. } => Ok(()),
+            Self {
+                clone_as: Some(_), ..
+            } => needs("as", "clone"),
+            Self { scratch: true, .. } => needs("scratch", "clone"),
+            _ => Ok(()),
+        }
     }
 
     fn apply(&mut self, key: &str, value: &str) -> Result<(), SettingError> {
@@ -225,6 +277,9 @@ impl Settings {
         match key {
             "volume" => self.volume = Some(text("a volume's name")?),
             "snapshot" => self.snapshot = Some(text("a snapshot's name, latest or @TIME")?),
+            "clone" => self.clone = Some(text("a snapshot's name, latest or @TIME")?),
+            "as" => self.clone_as = Some(text("a volume's name")?),
+            "scratch" if value.is_empty() => self.scratch = true,
             "endpoint" => self.endpoint = Some(text("a URL")?),
             "region" => self.region = Some(text("a region's name")?),
             "key" => self.key = Some(value.parse().map_err(|()| bad(KEY))?),

@@ -16,7 +16,6 @@ use crate::mounting::base::BaseRaiser;
 use crate::mounting::ending::{Deadline, KEEPING, LEAVING, keep_ahead, name_lost};
 use crate::mounting::error::{MountingError, SpoolingError};
 use crate::mounting::history::Snapshots;
-use crate::mounting::spooling::SpoolNews;
 use crate::mounting::writing::{Writing, limits};
 use crate::mounting::{format, spooling, takeover};
 use crate::repository::Repository;
@@ -26,8 +25,7 @@ use crate::root::handle::RootHandle;
 use crate::root::heartbeat::Standing;
 use crate::root::journal::JournalWriter;
 use crate::root::removal::give_up;
-use crate::root::repository::{probe, probe_lock};
-use crate::root::request::{KnownSpools, VolumeRequest};
+use crate::root::request::KnownSpools;
 use crate::root::session::OpenSession;
 use crate::root::state::{RECOVERY_BASES_MAX, Root, SessionId};
 use crate::vfs::live::Live;
@@ -39,7 +37,7 @@ use crate::volume::requests::CommitOutcome;
 use crate::volume::requests::QueuedCommit;
 use crate::volume::state::Totals;
 use crate::volume::view::View;
-use crate::volume::{Volume, VolumeParts};
+use crate::volume::{Promise, Volume, VolumeParts};
 
 /// Pause after which an unreadable quarantine is read again.
 const QUARANTINE_RETRY: Duration = Duration::from_secs(5);
@@ -70,59 +68,6 @@ struct Tasks {
 }
 
 impl Writing {
-    /// Enters the root and takes the volume, which is made if it is new. `accepts_loss` is
-    /// [`VolumeRequest::accept_loss`]: it counts for this takeover, and for no later one. Dropped
-    /// after the takeover, it leaves the session in the root.
-    ///
-    /// # Errors
-    /// Refusals and errors of the root; [`MountingError::Spool`] if an old spool cannot be
-    /// replayed; store errors. The volume is then not taken.
-    pub(super) async fn enter(
-        &self,
-        steal: bool,
-        accepts_loss: bool,
-    ) -> Result<(OpenSession, SpoolNews), MountingError> {
-        // A session that cannot write must not take anything over.
-        self.repository.condemned().await?;
-        let mut news = SpoolNews::default();
-        let (left, known) = self.bring_spools(accepts_loss, &mut news).await?;
-        let handle = &self.repository.handle;
-        let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
-        probe(store, entropy, &handle.policy()).await?;
-        if let Some(rule) = self.repository.lock {
-            probe_lock(store, entropy, rule, self.repository.now()).await?;
-        }
-        let request = VolumeRequest {
-            name: self.volume.clone(),
-            steal,
-            accept_loss: accepts_loss,
-        };
-        let holder = self.holder.clone();
-        let processes = self.repository.environment.processes.as_ref();
-        let open = OpenSession::open_with(handle, holder, Some(request), processes, known).await?;
-        if let Some(ended_session) = open.taken_from() {
-            tracing::warn!("volume {} was taken over from {ended_session}", self.volume);
-        }
-        spooling::discard(left, &open, self, accepts_loss, &mut news).await;
-        Ok((open, news))
-    }
-
-    /// Brings the spools of dead sessions of this machine into the bucket: see
-    /// [`SpoolPlace::replay`].
-    ///
-    /// # Errors
-    /// [`MountingError::Spool`].
-    pub(super) async fn bring_spools(
-        &self,
-        accepts_loss: bool,
-        news: &mut SpoolNews,
-    ) -> Result<(Vec<spooling::Brought>, KnownSpools), MountingError> {
-        match &self.spool {
-            Some(place) => Ok(place.replay(self, accepts_loss, news).await?),
-            None => Ok(Default::default()),
-        }
-    }
-
     /// Takes recovery bases of ended sessions out of the root whose spools on this machine are
     /// empty or absent, by a session of its own. Dropped, or after an error, it leaves them to the
     /// next mount.
@@ -237,6 +182,7 @@ impl Writing {
             clock: repository.environment.clock.clone(),
             limits: limits(self.memory_bytes),
             next_inode: entry.next_inode.max(first_inode),
+            promise: self.promise,
         });
         Ok((volume, requests, is_new))
     }
@@ -341,7 +287,9 @@ impl Writing {
             volume,
             stop: Some(stop),
             committer,
-            journaler: journaler.map(|journaler| start(journaler.locally(self.is_local))),
+            journaler: journaler
+                .filter(|_| !self.promise.is_scratch())
+                .map(|journaler| start(journaler.locally(self.is_local))),
             journals,
             spool,
             _background: [told, AbortOnDropHandle::new(tokio::spawn(base.run()))],
@@ -450,11 +398,15 @@ impl Writer {
             open, mut tasks, ..
         } = self;
         tasks.volume.freeze(false);
+        let is_thrown_away = tasks.volume.promise() == Promise::ThrownAway;
         let committed = match tasks.commit(deadline).await {
             Ok(committed) => Ok(committed),
             Err(error) => Err(tasks.keep(error, deadline).await),
         };
         let leave = async {
+            if is_thrown_away {
+                return open.drop_held_scratch().await;
+            }
             let ended = takeover::end(open, &tasks.journals, committed.is_ok()).await;
             if let Some(spool) = &tasks.spool {
                 spooling::end(spool).await;
@@ -470,7 +422,9 @@ impl Writer {
                 Ok(())
             }
         };
-        committed?;
+        if !is_thrown_away {
+            committed?;
+        }
         Ok(ended?)
     }
 }

@@ -7,8 +7,10 @@ use std::sync::Arc;
 
 use crate::mounting::spool_place::SpoolPlace;
 use crate::repository::Repository;
+use crate::root::snapshots::SnapshotReference;
 use crate::root::state::HolderInfo;
 use crate::vfs::special::Owner;
+use crate::volume::Promise;
 use crate::volume::room::Limits;
 
 /// The parameters of a session that writes.
@@ -23,10 +25,24 @@ pub(super) struct Writing {
     pub(super) spool: Option<SpoolPlace>,
     /// `fsync=local`.
     pub(super) is_local: bool,
+    /// What fsync and unmount promise.
+    pub(super) promise: Promise,
+    /// The snapshot that the volume becomes a clone of, before it is written; none for a volume
+    /// that is there or is made empty.
+    pub(super) clone_of: Option<CloneOf>,
     /// Owner of the root directory of a volume that is new.
     pub(super) owner: Owner,
     /// This process, as the root names the holder of a session.
     pub(super) holder: HolderInfo,
+}
+
+/// A snapshot to clone.
+#[derive(Clone, Debug)]
+pub struct CloneOf {
+    /// Its volume.
+    pub volume: String,
+    /// The snapshot.
+    pub snapshot: SnapshotReference,
 }
 
 /// Returns the limits of a volume: 1/6 of the memory for dirty bytes, half of what the chunker's

@@ -13,7 +13,7 @@ use crate::page::contents::{
 use crate::page::guard::Denial;
 use crate::page::route::{FileName, Form, Route, VolumeName};
 use crate::printable;
-use crate::root::snapshots::SnapshotEntry;
+use crate::root::snapshots::{Drill, SnapshotEntry};
 use crate::units;
 
 /// Links from the overview to a page, with their words.
@@ -237,6 +237,7 @@ pub fn snapshots(volume: &VolumeName, snapshots: &[SnapshotEntry], now: i64) -> 
                         th scope="row" {
                             (snapshot_link(volume, snapshot))
                             @if snapshot.recovered { " (recovered)" }
+                            @if let Some(drill) = &snapshot.drill { (drilled(drill)) }
                             @for tag in &snapshot.tags { " #" (printable::line(tag)) }
                         }
                         td { (age(snapshot, now)) }
@@ -250,6 +251,12 @@ pub fn snapshots(volume: &VolumeName, snapshots: &[SnapshotEntry], now: i64) -> 
             }))
         }
     }
+}
+
+/// Returns the last drill of a snapshot in a few words.
+fn drilled(drill: &Drill) -> Markup {
+    let time = drill.time.strftime("%Y-%m-%d");
+    html! { " (drilled " (time) ": " (drill.verdict()) ")" }
 }
 
 fn only_the_newest(count: usize) -> Markup {

@@ -38,7 +38,7 @@ use crate::root::record::Replayed;
 use crate::root::repository::{probe, probe_lock};
 use crate::root::request::VolumeRequest;
 use crate::root::session::OpenSession;
-use crate::root::snapshots::{NewSnapshot, SnapshotEntry, SnapshotList};
+use crate::root::snapshots::{Drill, NewSnapshot, SnapshotEntry, SnapshotList};
 use crate::tree::key::{self, Key};
 use crate::tree::map::Tree;
 use crate::volume::ROOT_INODE;
@@ -394,6 +394,10 @@ impl Replication<'_> {
             clock: entry.time,
             recovered: entry.recovered,
             replaces: false,
+            drill: entry.drill.clone().map(|drill| Drill {
+                is_of_source: true,
+                ..drill
+            }),
         };
         Ok(writer.commit(tree, entry, Some(snapshot)).await?)
     }

@@ -24,6 +24,9 @@ use async_trait::async_trait;
 use bkfs_chunker::id::Id;
 use jiff::Timestamp;
 
+/// Index objects in the root up to which a clone adds one, and absorbs none.
+const INDEXES_MAX: usize = 64;
+
 /// A clone to make.
 #[derive(Clone, Debug)]
 pub struct CloneRequest {
@@ -92,7 +95,10 @@ pub async fn make_clone<U: Uploads>(
             let held = session.hold_by(&request.name, &mut cas).await;
             held.map(|(session, applied)| (Some(session), applied))
         }
-        false => session.end_by(&mut cas).await.map(|applied| (None, applied)),
+        false => session
+            .end_by(&mut cas)
+            .await
+            .map(|applied| (None, applied)),
     };
     cas.packs.settle(uploads, made.is_ok());
     let (session, applied) = made?;
@@ -148,7 +154,12 @@ impl<U: Uploads> Transition for CloneCas<'_, U> {
         let kept = self.lists.snapshots(next).await?;
         // Before anything is uploaded for a clone that this root refuses.
         next.clone().add_clone(&self.change, self.source, &kept)?;
-        let index = self.packs.finish_for(self.uploads, &next.uncovered_index()).await?;
+        // To absorb other index objects would cost a round trip more.
+        let absorbed = match next.index.len() > INDEXES_MAX {
+            true => next.uncovered_index(),
+            false => Vec::new(),
+        };
+        let index = self.packs.finish_for(self.uploads, &absorbed).await?;
         let finished = self.packs.finished().ok_or(Refusal::ListsChanged)?;
         let by = (self.change.session, &[][..]);
         check_relied_on(next, finished, by, self.lists, self.uploads).await?;
@@ -198,7 +209,8 @@ pub(super) async fn follows<U: Uploads>(
             Some(id) if id == commit => return Ok(true),
             Some(id) => {
                 let condemned = lists.condemned(root).await?;
-                let bytes = uploads.read_record(&root.index, &condemned, id).await?;
+                let sources = lists.sources(root).await?;
+                let bytes = uploads.read_record(&sources, &condemned, id).await?;
                 let record = CommitRecord::decode(&bytes)
                     .map_err(|reason| RootError::damaged(&format!("commit record {id}"), reason))?;
                 next = record.parent;

@@ -121,7 +121,10 @@ impl OpenSession {
         let base = self.heartbeat.base().get();
         self.heartbeat.stop().await;
         let volume = Some(volume.to_owned());
-        Ok((Self::registered(&self.handle, self.id, volume, base), applied))
+        Ok((
+            Self::registered(&self.handle, self.id, volume, base),
+            applied,
+        ))
     }
 }
 

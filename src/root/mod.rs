@@ -45,6 +45,7 @@
 //! | [`uploads`] | what a commit needs of the session that stores its contents |
 //! | `adding` | adds a snapshot to the lists, in place of an older one |
 //! | [`forget`] | moves snapshots to the trash, and back |
+//! | `drills` | notes the result of a drill on a snapshot |
 //! | [`repository`] | creates and opens a repository |
 //! | `force` | how a key stands to the master key that the root states |
 //! | [`unlock`] | key slots of a sealed repository that a password opens |
@@ -67,6 +68,7 @@ pub mod choice;
 pub mod cloning;
 pub mod commit;
 pub mod commit_request;
+mod drills;
 pub mod ended_sessions;
 mod entering;
 pub mod error;

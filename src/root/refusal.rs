@@ -122,9 +122,7 @@ impl Refusal {
                 "mount with -o ro to read, with -o volume=NAME,create to write another volume, or \
                  with --steal to take this volume over (unsent writes of its holder then fail)",
             ),
-            Self::Fenced { .. } => {
-                Some("unmount, and mount again: this mount can no longer write")
-            }
+            Self::Fenced { .. } => Some("unmount, and mount again: this mount can no longer write"),
             Self::Busy { .. } => Some(
                 "unmount, or wait until the commands end; bkfs session list shows the sessions, \
                  bkfs session end ends dead ones",

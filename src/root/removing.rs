@@ -162,8 +162,7 @@ impl<U: Uploads> Transition for RemoveCas<'_, U> {
             None => None,
         };
         let leaves = |other: &SnapshotEntry| other.volume == self.volume;
-        let change =
-            rewrite(self.uploads, &next.snapshots, &shards, leaves, Vec::new()).await?;
+        let change = rewrite(self.uploads, &next.snapshots, &shards, leaves, Vec::new()).await?;
         let going = snapshots.iter().chain(&last).cloned();
         let forgotten = self.last.clock;
         let going: Vec<TrashEntry> = going
@@ -196,6 +195,19 @@ impl<U: Uploads> Transition for RemoveCas<'_, U> {
         Err(RootError::OutcomeUnknown {
             reason: "another program has ended the session of this command".to_owned(),
         })
+    }
+}
+
+impl OpenSession {
+    /// Removes the scratch clone that this session holds, and the session with it.
+    ///
+    /// Cancel safety: that of [`drop_scratch`].
+    ///
+    /// # Errors
+    /// Those of [`drop_scratch`].
+    pub async fn drop_held_scratch(self) -> Result<(), RootError> {
+        let (id, volume) = (self.id(), self.volume().unwrap_or_default().to_owned());
+        drop_scratch(self, &volume, Some(id)).await
     }
 }
 

@@ -107,8 +107,12 @@ impl OpenSession {
         handle: &RootHandle,
         holder: HolderInfo,
         processes: &dyn Processes,
+        spools: KnownSpools,
     ) -> Result<Self, RootError> {
-        let entering = Entering::new(handle, holder, processes);
+        let entering = Entering {
+            spools,
+            ..Entering::new(handle, holder, processes)
+        };
         let base = entering.enter_known().await?;
         Ok(Self::registered(handle, entering.id, None, base))
     }

@@ -86,6 +86,44 @@ pub struct SnapshotEntry {
     /// that it needs may be. A later repair that knows them clears the mark of whole snapshots.
     #[cbor(n(14), with = "wire::flag", has_nil)]
     pub rebuilt: bool,
+    /// The last drill on a clone of it; absent if there was none. A program that does not know the
+    /// field drops it with the next rewrite of the list, which loses a note and no data.
+    #[n(15)]
+    pub drill: Option<Drill>,
+}
+
+/// The result of a drill: a command that ran on a clone of a snapshot.
+#[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub struct Drill {
+    /// When it ended, by the clock of the host that ran it.
+    #[cbor(n(0), with = "wire::time")]
+    pub time: Timestamp,
+    /// Whether the command succeeded, and the clone returned no error.
+    #[n(1)]
+    pub is_good: bool,
+    /// The command's name, without its arguments.
+    #[n(2)]
+    pub command: String,
+    /// How long the command ran, in seconds.
+    #[n(3)]
+    pub seconds: u64,
+    /// The share of the bytes of files that was read, in thousandths.
+    #[n(4)]
+    pub read_permille: u16,
+    /// It was made in another repository, of which this snapshot is a copy.
+    #[cbor(n(5), with = "wire::flag", has_nil)]
+    pub is_of_source: bool,
+}
+
+impl Drill {
+    /// Returns `ok` or `failed`.
+    pub fn verdict(&self) -> &'static str {
+        match self.is_good {
+            true => "ok",
+            false => "failed",
+        }
+    }
 }
 
 /// A forgotten snapshot, which can be restored until a collection empties the trash.
@@ -299,6 +337,8 @@ pub struct NewSnapshot {
     pub recovered: bool,
     /// True if an older snapshot of the volume with this name goes to the trash.
     pub replaces: bool,
+    /// The drill of the snapshot that it is a copy of.
+    pub drill: Option<Drill>,
 }
 
 /// Checks that a new snapshot of `volume` may have this name and these tags. Without a name it will
@@ -398,6 +438,7 @@ pub fn new_entry(
         generation: next.generation,
         recovered: request.recovered && next.chain.is_some(),
         rebuilt: false,
+        drill: request.drill.clone(),
     })
 }
 
@@ -421,6 +462,7 @@ impl SnapshotEntry {
             generation: 1,
             recovered: false,
             rebuilt: false,
+            drill: None,
         }
     }
 }

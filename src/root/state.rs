@@ -556,6 +556,9 @@ pub enum NameError {
     /// It is `latest`, which stands for the newest snapshot wherever a name is read.
     #[error("the name 'latest' is reserved: it means the newest snapshot")]
     Reserved,
+    /// It starts as the names of scratch clones do, which bkfs makes itself.
+    #[error("the name is reserved for scratch clones")]
+    Scratch,
 }
 
 /// Checks the name of a volume or snapshot: 1 to 255 bytes, no `/` or zero byte, not starting with

@@ -60,8 +60,7 @@ impl Root {
             source,
         })?;
         let mut kept = kept.iter();
-        let is_of_snapshots =
-            source != Some(name) && kept.any(|entry| entry.volume == name);
+        let is_of_snapshots = source != Some(name) && kept.any(|entry| entry.volume == name);
         match self.volumes.contains_key(name) || is_of_snapshots {
             true => Err(Refusal::VolumeTaken {
                 name: name.to_owned(),
@@ -162,11 +161,9 @@ impl Root {
             self.release_scratch(name, session)?;
         }
         self.require_unheld(name)?;
-        self.volumes
-            .remove(name)
-            .ok_or_else(|| Refusal::NoVolume {
-                name: name.to_owned(),
-            })
+        self.volumes.remove(name).ok_or_else(|| Refusal::NoVolume {
+            name: name.to_owned(),
+        })
     }
 
     /// Removes the sessions of a scratch clone, which promise nothing, if `session` is its holder

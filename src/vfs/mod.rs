@@ -23,6 +23,7 @@ use crate::vfs::handles::Handles;
 use crate::vfs::hidden::Hidden;
 use crate::vfs::live::Current;
 use crate::vfs::numbers::Number;
+use crate::vfs::observed::Observed;
 use crate::vfs::recent_snapshots::Shelves;
 use crate::vfs::special::{Control, History, Owner};
 use crate::volume::Volume;
@@ -42,6 +43,7 @@ pub mod live;
 mod lookup;
 mod mutations;
 pub mod numbers;
+pub mod observed;
 pub mod readahead;
 mod recent_snapshots;
 mod requests;
@@ -61,6 +63,7 @@ pub struct Mount {
     handles: Handles,
     modes: Modes,
     hidden: Hidden,
+    observed: Arc<Observed>,
     /// True if every request is answered with EIO.
     is_closed: AtomicBool,
 }
@@ -101,6 +104,8 @@ pub struct MountParts {
     pub close: CloseMode,
     /// The data with which writes of other users are deduplicated.
     pub dedup: DedupMode,
+    /// Where reads and errors are counted.
+    pub observed: Arc<Observed>,
 }
 
 /// The [`Mount`] as the fuse crate calls it.
@@ -123,6 +128,7 @@ impl BkfsVfs {
             handles: Handles::default(),
             modes: Modes::default(),
             hidden: Hidden::default(),
+            observed: parts.observed,
             is_closed: AtomicBool::new(false),
         }))
     }
@@ -150,7 +156,7 @@ impl BkfsVfs {
             let result = future.await;
             match mount.is_closed.load(Ordering::SeqCst) {
                 true => reply.err(Errno::EIO),
-                false => reply.send(result.map_err(|error| report(&error))),
+                false => reply.send(result.map_err(|error| mount.report(&error))),
             }
         });
     }
@@ -169,16 +175,19 @@ impl BkfsVfs {
     }
 }
 
-/// Returns the errno of an error. EIO and ENOSPC are logged with their cause.
-fn report(error: &VolumeError) -> Errno {
-    let errno = errno::errno(error);
-    if matches!(errno, Errno::EIO | Errno::ENOSPC) {
-        tracing::error!("{errno:?}: {error}");
-    }
-    errno
-}
-
 impl Mount {
+    /// Returns the errno of an error. EIO and ENOSPC are logged with their cause.
+    fn report(&self, error: &VolumeError) -> Errno {
+        let errno = errno::errno(error);
+        if matches!(errno, Errno::EIO | Errno::ENOSPC) {
+            tracing::error!("{errno:?}: {error}");
+        }
+        if errno == Errno::EIO {
+            self.observed.note_error();
+        }
+        errno
+    }
+
     /// Returns the view of a number's tree.
     async fn view_of(&self, number: Number) -> Result<View, VolumeError> {
         if number.snapshot == 0 {

@@ -214,7 +214,7 @@ impl Vfs for BkfsVfs {
         reply.send(
             self.0
                 .opendir(Number::of(ino))
-                .map_err(|error| super::report(&error)),
+                .map_err(|error| self.0.report(&error)),
         );
     }
 
@@ -224,7 +224,7 @@ impl Vfs for BkfsVfs {
             let listed = mount.readdir(Number::of(ino), handle, cookie, &mut reply);
             match listed.await {
                 Ok(()) => reply.ok(),
-                Err(error) => reply.err(super::report(&error)),
+                Err(error) => reply.err(mount.report(&error)),
             }
         });
     }
@@ -338,6 +338,8 @@ impl Mount {
             return Ok(ReadData::default());
         }
         fetch_ahead(file, &view, &range, size);
+        let length = range.end - range.start;
+        self.observed.note_read(inode, range.start, length);
         Ok(view.read(Scope::Live, inode, range).await?.into())
     }
 

@@ -315,6 +315,7 @@ impl Committer {
                 clock,
                 recovered: is_snapshot_only,
                 replaces: request.replaces,
+                drill: None,
             }),
         })
     }

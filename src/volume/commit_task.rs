@@ -14,10 +14,10 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::volume::Volume;
 use crate::volume::commit::Committer;
 use crate::volume::error::VolumeError;
 use crate::volume::requests::{CommitOutcome, QueuedCommit, SnapshotRequest};
+use crate::volume::{Promise, Volume};
 
 /// Maximum time between two commits of a volume that changes.
 pub const PERIOD: Duration = Duration::from_secs(30);
@@ -58,6 +58,15 @@ impl Volume {
     ) -> Result<CommitOutcome, VolumeError> {
         if let Some(error) = self.failure() {
             return Err(error);
+        }
+        if self.promise == Promise::ThrownAway {
+            return match snapshot {
+                None => Ok(CommitOutcome::default()),
+                Some(_) => Err(VolumeError::SnapshotName(
+                    "this mount is thrown away at its end: mount -o clone=…,as=NAME keeps a clone"
+                        .into(),
+                )),
+            };
         }
         let (done, answer) = oneshot::channel();
         let stopped = || VolumeError::Commit("the volume is closing".into());
@@ -150,6 +159,8 @@ impl CommitTask {
         tokio::pin!(stop);
         let mut due: Option<Instant> = Some(Instant::now() + PERIOD);
         loop {
+            // Nothing is due of a scratch volume before its end.
+            due = due.filter(|_| !self.volume.promise().is_scratch());
             let sleep = tokio::time::sleep_until(due.unwrap_or_else(|| Instant::now() + PERIOD));
             tokio::select! {
                 biased;
@@ -158,7 +169,7 @@ impl CommitTask {
                     None => break,
                 },
                 () = &mut stop => break,
-                () = sleep => {
+                () = sleep, if !self.volume.promise().is_scratch() => {
                     let result = self.commit(None).await;
                     self.tell_waiting(&result);
                     due = result.is_err().then(|| Instant::now() + RETRY);
@@ -169,7 +180,10 @@ impl CommitTask {
                 .then(|| Instant::now() + PERIOD);
         }
         self.requests.close();
-        let result = self.commit(None).await;
+        let result = match self.volume.promise() {
+            Promise::ThrownAway => Ok(self.committer.last()),
+            _ => self.commit(None).await,
+        };
         while let Some(request) = self.requests.recv().await {
             let _ = request.done.send(result.clone());
         }

@@ -399,7 +399,7 @@ impl Volume {
             });
             (is_long, state.active.epoch)
         };
-        if is_long {
+        if is_long && !self.promise.is_scratch() {
             self.flush_soon(inode, epoch, Reach::Streaming);
         }
         self.relieve();

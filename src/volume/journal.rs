@@ -65,8 +65,10 @@ impl Volume {
     /// commit is made instead, as [`Volume::commit`]. Except for a poisoned volume the changes stay
     /// accepted, and are tried again.
     pub async fn fsync(&self) -> Result<(), VolumeError> {
-        if let Some(error) = self.failure() {
-            return Err(error);
+        match self.failure() {
+            Some(error) => return Err(error),
+            None if self.promise.is_scratch() => return Ok(()),
+            None => {}
         }
         if self.fsyncs_waiting.lock().is_some() {
             // No journaler serves this volume.
@@ -88,15 +90,10 @@ impl Volume {
     /// # Errors
     /// As [`Volume::fsync`].
     pub async fn fsync_in_bucket(&self) -> Result<(), VolumeError> {
-        match self.is_local.load(Ordering::Relaxed) {
+        match self.is_local.load(Ordering::Relaxed) && !self.promise.is_scratch() {
             true => self.commit().await.map(|_| ()),
             false => self.fsync().await,
         }
-    }
-
-    /// Requests a journal within [`SOON`], without waiting for it.
-    pub fn fsync_within(&self) {
-        self.soon.notify_one();
     }
 
     /// Stores everything written to a file before this call in the bucket. While the store does not

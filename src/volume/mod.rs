@@ -122,6 +122,8 @@ pub struct Volume {
     requests: mpsc::Sender<QueuedCommit>,
     /// True if a commit was requested because items fill the memory; reset at the cut.
     commit_asked: AtomicBool,
+    /// What fsync and unmount promise.
+    promise: Promise,
     /// True if this machine's spool is enough for fsync.
     is_local: AtomicBool,
     fsyncs: mpsc::Sender<QueuedFsync>,
@@ -156,6 +158,28 @@ pub struct VolumeParts {
     pub limits: Limits,
     /// The lowest inode number that was never given out.
     pub next_inode: u64,
+    /// What fsync and unmount promise.
+    pub promise: Promise,
+}
+
+/// What a volume promises of the changes that it accepts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Promise {
+    /// What fsync acknowledges survives a crash.
+    #[default]
+    Durable,
+    /// Nothing survives a crash, and everything an unmount. Nothing is stored before that, unless
+    /// memory runs short.
+    Scratch,
+    /// Nothing survives the mount.
+    ThrownAway,
+}
+
+impl Promise {
+    /// Returns true if fsync promises nothing.
+    pub fn is_scratch(self) -> bool {
+        self != Self::Durable
+    }
 }
 
 impl Volume {
@@ -187,6 +211,7 @@ impl Volume {
             has_rescued: AtomicBool::new(false),
             requests,
             commit_asked: AtomicBool::new(false),
+            promise: parts.promise,
             is_local: AtomicBool::new(false),
             fsyncs,
             fsyncs_waiting: Mutex::new(Some(fsyncs_waiting)),
@@ -202,6 +227,11 @@ impl Volume {
     pub fn capture_at_once(&self, places: usize) {
         self.captured_at_once
             .store(places.max(1), Ordering::Relaxed);
+    }
+
+    /// Returns what it promises of the changes that it accepts.
+    pub fn promise(&self) -> Promise {
+        self.promise
     }
 
     /// Returns the time of day.
@@ -363,6 +393,11 @@ impl Volume {
             self.commit_soon();
         }
         (data == Pressure::Full || items == Pressure::Full) && self.health.borrow().is_none()
+    }
+
+    /// Requests a journal within [`SOON`](journal::SOON), without waiting for it.
+    pub fn fsync_within(&self) {
+        self.soon.notify_one();
     }
 
     /// Makes changes wait while an unmount drains, or lets them continue.

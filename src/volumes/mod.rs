@@ -15,6 +15,7 @@ use crate::root::error::RootError;
 use crate::root::handle::Applied;
 use crate::root::record::CommitRecord;
 use crate::root::removing::{Removed, remove_volume};
+use crate::root::request::KnownSpools;
 use crate::root::session::OpenSession;
 use crate::root::snapshots::{NewSnapshot, SnapshotEntry, SnapshotList, SnapshotReference};
 use crate::root::transition::FIRST_FREE_INODE;
@@ -36,8 +37,8 @@ pub struct Cloning<'a> {
     pub name: &'a str,
     /// What the root names as the holder of the session.
     pub command: &'a str,
-    /// Whether the session goes on as the holder of the clone.
-    pub is_held: bool,
+    /// Whether the session goes on as the holder of the clone, with what it knows of spools.
+    pub held_with: Option<KnownSpools>,
 }
 
 /// A clone that was made.
@@ -75,13 +76,18 @@ pub async fn clone_snapshot(
     // A name that is taken costs no session.
     let known = SnapshotList::default();
     let view = handle.current();
-    if (view.root.require_free(cloning.name, Some(cloning.source), &known)).is_err() {
+    if (view
+        .root
+        .require_free(cloning.name, Some(cloning.source), &known))
+    .is_err()
+    {
         let view = handle.refresh().await?;
         (view.root).require_free(cloning.name, Some(cloning.source), &known)?;
     }
     let environment = &repository.environment;
     let holder = environment.holder(cloning.command);
-    let entering = OpenSession::open_known(handle, holder, &*environment.processes);
+    let spools = cloning.held_with.clone().unwrap_or_default();
+    let entering = OpenSession::open_known(handle, holder, &*environment.processes, spools);
     let (session, source) = futures::join!(entering, find(repository, cloning));
     let session = session?;
     let (source, next_inode) = match source {
@@ -102,7 +108,13 @@ pub async fn clone_snapshot(
         session.id().0,
     ));
     let uploads = (&*ingest, ingest.mark());
-    let made = make_clone(session, &repository.lists, uploads, &request, cloning.is_held);
+    let made = make_clone(
+        session,
+        &repository.lists,
+        uploads,
+        &request,
+        cloning.held_with.is_some(),
+    );
     Ok(Cloned {
         source,
         made: made.await?,
@@ -152,8 +164,7 @@ async fn next_inode(repository: &Repository, entry: &SnapshotEntry) -> Result<u6
     let key = format!("commit record {}", entry.commit);
     let content_store = &repository.content_store;
     let bytes = content_store.read_blob(Kind::Commit, entry.commit).await?;
-    let record =
-        CommitRecord::decode(&bytes).map_err(|reason| RootError::damaged(&key, reason))?;
+    let record = CommitRecord::decode(&bytes).map_err(|reason| RootError::damaged(&key, reason))?;
     if record.tree != entry.tree {
         let reason = format!("its tree is not that of snapshot {:?}", entry.name);
         return Err(RootError::damaged(&key, reason));
@@ -192,7 +203,9 @@ pub async fn remove(
     repository.load_index_to_write().await?;
     let environment = &repository.environment;
     let holder = environment.holder(command);
-    let session = OpenSession::open_known(handle, holder.clone(), &*environment.processes).await?;
+    let processes = &*environment.processes;
+    let spools = KnownSpools::default();
+    let session = OpenSession::open_known(handle, holder.clone(), processes, spools).await?;
     let ingest = Ingest::new(repository.content_store.clone(), session.id().0);
     let last = NewSnapshot {
         name: None,
@@ -202,6 +215,7 @@ pub async fn remove(
         clock: repository.now(),
         recovered: false,
         replaces: false,
+        drill: None,
     };
     let uploads = (&ingest, ingest.mark());
     let request = (volume, &last, may_forget);

@@ -41,6 +41,8 @@ pub fn opening() -> Opening {
 
 fn plan(repository: Arc<Repository>, options: MountOptions) -> MountPlan {
     MountPlan {
+        clone_of: None,
+        observed: Default::default(),
         repository,
         mount_point: "/nowhere".into(),
         options,

@@ -294,6 +294,8 @@ impl Host {
         let repository = runtime.block_on(open_in(still.clone(), opening, &mut Unsealed))?;
         let repository = Arc::new(repository);
         let plan = MountPlan {
+            clone_of: None,
+            observed: Default::default(),
             repository: repository.clone(),
             mount_point: "/nowhere".into(),
             options: MountOptions::default(),

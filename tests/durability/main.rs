@@ -4,6 +4,7 @@
 //! Each test makes machines without a kernel over one bucket. A crash drops all but the bucket.
 
 mod allocated;
+mod clones;
 mod closing;
 mod cold;
 mod collecting;

@@ -83,6 +83,8 @@ impl Mount {
         let repository = open_in(faults.clone(), opening, &mut Unsealed).await;
         let repository = Arc::new(repository.expect("opened"));
         let plan = MountPlan {
+            clone_of: None,
+            observed: Default::default(),
             repository: repository.clone(),
             mount_point: "/nowhere".into(),
             options: MountOptions::default(),

@@ -4,12 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bkfs::environment::Environment;
 use bkfs::mounting::error::MountingError;
 use bkfs::mounting::settings::Settings;
 use bkfs::mounting::spool_place::SpoolPlace;
+use bkfs::mounting::writing::CloneOf;
 use bkfs::mounting::{Assembled, MountPlan};
 use bkfs::repository::Repository;
-use bkfs::repository::{Opening, create_in, open_in};
+use bkfs::repository::{Opening, create_in, open_on};
 use bkfs::root::repository::Accepted;
 use bkfs::volume::requests::SnapshotRequest;
 use bkfs_chunker::content_store::ContentStoreConfig;
@@ -46,7 +48,12 @@ pub fn paused(test: impl Future<Output = ()>) {
 
 /// A bucket and a machine with a disk.
 pub struct World {
-    memory: Arc<MemoryStore>,
+    pub memory: Arc<MemoryStore>,
+    /// The volume that mounts write.
+    pub volume: String,
+    /// The snapshot that mounts clone for it.
+    pub clone_of: Option<CloneOf>,
+    pub settings: Settings,
     pub faults: Arc<FaultStore>,
     pub disk: SimulatedDisk,
     pub spool_bytes: u64,
@@ -64,6 +71,9 @@ impl World {
         World {
             faults: Arc::new(FaultStore::new(memory.clone())),
             memory,
+            volume: "main".to_owned(),
+            clone_of: None,
+            settings: Settings::default(),
             disk: SimulatedDisk::new(),
             spool_bytes: SPOOL_BYTES,
             timeout,
@@ -93,6 +103,18 @@ impl World {
 
     /// Opens the repository.
     pub async fn repository(&self) -> Repository {
+        self.repository_on(Environment::this()).await
+    }
+
+    /// Opens the repository as a process of another machine.
+    pub async fn repository_elsewhere(&self) -> Repository {
+        let mut environment = Environment::this();
+        environment.process.boot_id = "another".to_owned();
+        environment.process.machine_id = "another".to_owned();
+        self.repository_on(environment).await
+    }
+
+    async fn repository_on(&self, environment: Environment) -> Repository {
         let opening = Opening {
             key: None,
             url: parse_url("/memory").expect("url"),
@@ -109,7 +131,7 @@ impl World {
             state_dir: None,
         };
         let store: Arc<dyn Store> = self.faults.clone();
-        let opened = open_in(store, opening, &mut Unsealed).await;
+        let opened = open_on(environment, store, opening, &mut Unsealed).await;
         opened.expect("opened")
     }
 
@@ -124,11 +146,13 @@ impl World {
         let mut options = MountOptions::default();
         options.flags.read_only = is_read_only;
         let plan = MountPlan {
+            clone_of: self.clone_of.clone(),
+            observed: Arc::default(),
             repository: Arc::new(self.repository().await),
             mount_point: "/nowhere".into(),
             options,
-            settings: Settings::default(),
-            volume: "main".into(),
+            settings: self.settings.clone(),
+            volume: self.volume.clone(),
             steal: true,
             spool: (self.spool_bytes > 0).then_some(spool),
         };

@@ -124,6 +124,7 @@ fn snapshot(tree: Option<Id>) -> SnapshotEntry {
         generation: 1233,
         recovered: false,
         rebuilt: false,
+        drill: None,
     }
 }
 

@@ -177,6 +177,8 @@ pub fn walk_on(runtime: Runtime, path: &std::path::Path, snapshot: &str) -> Resu
     let seen = runtime.block_on(async {
         let repository = open(opening(path), &mut Known(Some(PASSWORD))).await;
         let plan = MountPlan {
+            clone_of: None,
+            observed: Default::default(),
             repository: Arc::new(repository.map_err(|error| error.to_string())?),
             mount_point: "/nowhere".into(),
             options: MountOptions::default(),

@@ -196,6 +196,7 @@ impl Forger {
                 clock: self.repository.now(),
                 recovered: false,
                 replaces: false,
+                drill: None,
             }),
         };
         let committed = self.runtime.block_on(self.committer.commit(request));

@@ -173,6 +173,8 @@ pub async fn mount(store: Arc<dyn Store>, wish: &Wish) -> Result<Mount, Refused>
     let plan = match wish.ends_session {
         true => MountPlan::to_end(repository.clone(), wish.volume.clone(), wish.steal, spool),
         false => MountPlan {
+            clone_of: None,
+            observed: Default::default(),
             repository: repository.clone(),
             mount_point: "/backup".into(),
             options,

@@ -57,6 +57,7 @@ prop_compose! {
             host: text.clone(), user: text, tags, files: numbers.0, bytes: numbers.1,
             new_bytes: numbers.2, generation: numbers.3, recovered: numbers.3 % 2 == 1,
             rebuilt: numbers.3 % 3 == 1,
+            drill: None,
         }
     }
 }

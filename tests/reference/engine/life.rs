@@ -65,6 +65,8 @@ impl Engine {
 
     fn open(&mut self) {
         let plan = MountPlan {
+            clone_of: None,
+            observed: Default::default(),
             repository: Arc::new(self.repository()),
             mount_point: "/nowhere".into(),
             options: MountOptions::default(),

@@ -1,0 +1,399 @@
+//! `bkfs drill URL SNAPSHOT -- COMMAND…`
+//!
+//! Owns the order of a drill, and how its command is kept apart: in mount, network and process
+//! namespaces of its own, which the programs unshare and setpriv of util-linux make. Does not own
+//! the clone (`volumes`), nor the mount.
+//!
+//! The whole program runs in a mount namespace of its own, so the mount of the clone is seen by
+//! nothing else, and ends with the program, however that ends. Everything that the command starts
+//! ends with the process namespace, even what leaves its process group.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bkfs_fuse::MountOptions;
+use serde_json::json;
+use tokio::process::{Child, Command};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cli::access::open;
+use crate::cli::named::resolve;
+use crate::cli::options::Global;
+use crate::cli::output::{Code, Failure, Output};
+use crate::cli::target::target;
+use crate::cli::tool::code_of;
+use crate::maintain::forgetting::Changer;
+use crate::mounting::settings::Settings;
+use crate::mounting::writing::CloneOf;
+use crate::mounting::{MountPlan, Mounted};
+use crate::repository::Repository;
+use crate::root::snapshots::{Drill, SnapshotEntry, SnapshotReference};
+use crate::units::{LetterM, stretch};
+use crate::vfs::observed::Observed;
+use crate::volumes::reap::{Patience, reap};
+use crate::volumes::scratch_name;
+
+/// Tells the program that it runs in a mount namespace of its own.
+const PRIVATE_VARIABLE: &str = "BKFS_DRILL_PRIVATE";
+
+/// Names the directory of the clone for the command.
+const CLONE_VARIABLE: &str = "BKFS_CLONE";
+
+/// Where the clone is mounted. All drills use it, each in its own mount namespace.
+const PLACE: &str = "/run/bkfs/drill";
+
+/// Variables that the command inherits. All others may hold a password or a key of the store.
+const INHERITED: [&str; 6] = ["PATH", "LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ"];
+
+/// What the command's first process does: it starts the loopback device of the new network, if
+/// there is a program for that, and runs the command. It stays, so that the end of this program
+/// ends it, and with it the process namespace.
+const FIRST: &str = "ip link set lo up 2>/dev/null; \"$@\"; exit $?";
+
+/// How long the command has to end after SIGTERM.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Try a backup: run a command on a writable clone of a snapshot, and note the result
+///
+/// The clone is mounted at a private place, which the command finds in $BKFS_CLONE, and is thrown
+/// away afterwards. The command runs without network, and without passwords and keys of the store
+/// in its environment; when it ends, everything that it started ends. bkfs snapshots shows the
+/// result. A drill in which the clone returned an error has failed, whatever the command says.
+/// Needs root and the programs unshare and setpriv of util-linux.
+#[derive(Debug, clap::Args)]
+pub struct DrillCommand {
+    /// The repository, or a mount of one
+    pub(super) url: String,
+    /// The snapshot: NAME, latest or @TIME
+    snapshot: String,
+    /// End the command after this time (90s, 10m, 2h); the drill has failed then
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    timeout: Option<Duration>,
+    /// Run the command as this user
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+    /// The command, and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    let seconds = text
+        .parse()
+        .ok()
+        .or_else(|| stretch(text, LetterM::Minutes));
+    let seconds = seconds.filter(|seconds| *seconds > 0);
+    let time = seconds.map(Duration::from_secs);
+    time.ok_or_else(|| "expected a time such as 90s, 10m or 2h".to_owned())
+}
+
+/// How the command ended.
+enum Ended {
+    /// By itself, with this exit code.
+    With(i32),
+    /// After the time that it had.
+    InVain(Duration),
+    /// Because a signal ended the drill.
+    Interrupted,
+}
+
+/// Runs a drill, and writes its result on the snapshot. Returns the exit code of the command.
+///
+/// # Errors
+/// Exit code 125 if there was no drill, if the clone returned errors, or if the command did not end
+/// in time.
+pub fn run(command: DrillCommand, global: &Global, output: &Output) -> Result<i32, Failure> {
+    let ours = |failure: Failure| failure.code(Code::RunFailed);
+    if std::env::var_os(PRIVATE_VARIABLE).is_none() {
+        return Err(ours(enter_namespace(global)));
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("bkfs")
+        .build()
+        .map_err(|error| ours(Failure::new(format!("cannot start the runtime: {error}"))))?;
+    let result = drill(&command, global, output, &runtime);
+    runtime.shutdown_background();
+    result.map_err(ours)
+}
+
+/// Runs this program again in a mount namespace of its own. Returns only if that fails.
+fn enter_namespace(global: &Global) -> Failure {
+    if !rustix::process::geteuid().is_root() {
+        return Failure::new("a drill needs root, since it mounts where nothing else can see it");
+    }
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return Failure::new(format!("cannot find this program: {error}")),
+    };
+    let mut again = std::process::Command::new("unshare");
+    again
+        .args(["--mount", "--propagation", "private", "--"])
+        .arg(program)
+        .args(std::env::args_os().skip(1))
+        .env(PRIVATE_VARIABLE, "1");
+    match global.handed.hand_to(&mut again) {
+        Ok(_open) => absent("unshare", &again.exec()),
+        Err(error) => Failure::new(format!("cannot make a file in memory: {error}")),
+    }
+}
+
+fn absent(program: &str, error: &std::io::Error) -> Failure {
+    Failure::new(format!("cannot run {program}: {error}"))
+        .hint("A drill needs the programs unshare and setpriv of util-linux.")
+}
+
+fn drill(
+    command: &DrillCommand,
+    global: &Global,
+    output: &Output,
+    runtime: &Runtime,
+) -> Result<i32, Failure> {
+    let (url, global) = target(&command.url, global)?;
+    let user = command.user.as_deref().map(ids_of).transpose()?;
+    let (repository, entry) = runtime.block_on(async {
+        let repository = Arc::new(open(&url, &global).await?);
+        // One that cannot be removed now is left to the next collection.
+        if let Err(error) = reap(&repository, "bkfs drill", Patience::Here).await {
+            tracing::debug!(%error, "scratch clones may be left");
+        }
+        let list = repository.snapshots().await?;
+        let reference = SnapshotReference::parse(&command.snapshot, repository.now())?;
+        let entry = resolve(&list, &global.volume, &reference)?.clone();
+        Ok::<_, Failure>((repository, entry))
+    })?;
+    let observed = Arc::new(Observed::of_reads());
+    let mounted = mount(&repository, &entry, observed.clone(), runtime)?;
+    let begun = Instant::now();
+    let ended = runtime.block_on(run_command(command, user, output));
+    let seconds = begun.elapsed().as_secs();
+    end(mounted, runtime)?;
+    let ended = ended?;
+    let is_good = matches!(ended, Ended::With(0)) && observed.errors() == 0;
+    let permille = observed.bytes().saturating_mul(1000) / entry.bytes.max(1);
+    let drill = Drill {
+        time: repository.now(),
+        is_good,
+        command: name_of(command),
+        seconds,
+        read_permille: permille.min(1000) as u16,
+        is_of_source: false,
+    };
+    if !matches!(ended, Ended::Interrupted) {
+        let changer = Changer {
+            repository: &repository,
+            command: "bkfs drill",
+        };
+        runtime.block_on(changer.note_drill(&entry, &drill))?;
+        show(&entry, &drill, observed.errors(), output)?;
+    }
+    judge(&ended, observed.errors())
+}
+
+/// Returns the exit code of the drill.
+fn judge(ended: &Ended, errors: u64) -> Result<i32, Failure> {
+    match ended {
+        Ended::Interrupted => Err(Failure::new("interrupted: the drill has no result")),
+        Ended::InVain(time) => Err(Failure::new(format!(
+            "the command did not end within {} s",
+            time.as_secs()
+        ))),
+        Ended::With(_) if errors > 0 => Err(Failure::new(format!(
+            "the clone answered {errors} requests with an error: data of the backup is damaged or \
+             missing"
+        ))
+        .hint("bkfs check --read-data names the files.")),
+        Ended::With(code) => Ok(*code),
+    }
+}
+
+fn name_of(command: &DrillCommand) -> String {
+    let program = command.command.first().map(Path::new);
+    let name = program.and_then(Path::file_name).unwrap_or_default();
+    let name = name.to_string_lossy();
+    name.chars().take(64).collect()
+}
+
+fn show(entry: &SnapshotEntry, drill: &Drill, errors: u64, output: &Output) -> Result<(), Failure> {
+    let percent = f64::from(drill.read_permille) / 10.0;
+    let answer = json!({
+        "snapshot": entry.name,
+        "volume": entry.volume,
+        "ok": drill.is_good,
+        "command": drill.command,
+        "seconds": drill.seconds,
+        "read_percent": percent,
+        "errors": errors,
+    });
+    if output.is_json() {
+        return output.result(&answer, String::new);
+    }
+    // Standard output belongs to the command.
+    output.finding(format_args!(
+        "drill of snapshot {}: {} in {} s, {percent} % of its bytes were read",
+        entry.name,
+        drill.verdict(),
+        drill.seconds
+    ));
+    Ok(())
+}
+
+/// Mounts a clone of a snapshot that is thrown away.
+fn mount(
+    repository: &Arc<Repository>,
+    entry: &SnapshotEntry,
+    observed: Arc<Observed>,
+    runtime: &Runtime,
+) -> Result<Mounted, Failure> {
+    let failed = |error: std::io::Error| Failure::new(format!("{PLACE}: {error}"));
+    std::fs::create_dir_all(PLACE).map_err(failed)?;
+    let options = MountOptions::parse(&["allow_other".to_owned()]);
+    let plan = MountPlan {
+        repository: repository.clone(),
+        mount_point: PLACE.into(),
+        options: options.map_err(|error| Failure::new(error.to_string()))?,
+        settings: Settings::default(),
+        volume: scratch_name(repository),
+        steal: false,
+        spool: None,
+        clone_of: Some(CloneOf {
+            volume: entry.volume.clone(),
+            snapshot: SnapshotReference::Name(entry.name.clone()),
+        }),
+        observed,
+    };
+    Ok(plan.mount(runtime)?)
+}
+
+/// Unmounts the clone and throws it away.
+fn end(mounted: Mounted, runtime: &Runtime) -> Result<(), Failure> {
+    // No process of the command is left. The kernel may still release the last files.
+    if mounted.session().unmount(false).is_err() {
+        let lazily = mounted.session().unmount(true);
+        lazily.map_err(|error| Failure::new(error.to_string()))?;
+    }
+    Ok(mounted.wait(runtime)?)
+}
+
+/// A user, as setpriv takes it: the numbers of the user and of its group.
+type Ids = (String, String, String);
+
+/// Returns the numbers of a user.
+fn ids_of(user: &str) -> Result<Ids, Failure> {
+    let id = |what: &str| {
+        let mut command = std::process::Command::new("id");
+        let found = command.args([what, "--", user]).output();
+        let found = found.map_err(|error| Failure::new(format!("cannot run id: {error}")))?;
+        match found.status.success() {
+            true => Ok(String::from_utf8_lossy(&found.stdout).trim().to_owned()),
+            false => Err(Failure::new(format!("there is no user {user}"))),
+        }
+    };
+    Ok((user.to_owned(), id("-u")?, id("-g")?))
+}
+
+/// Starts the command with everything that keeps it apart.
+fn start(command: &DrillCommand, user: Option<Ids>, output: &Output) -> Result<Child, Failure> {
+    let mut tool = Command::new("setpriv");
+    // If this program is killed, so is unshare, and then the first process of the namespace.
+    tool.args(["--pdeathsig", "KILL", "--", "unshare"])
+        .args([
+            "--mount",
+            "--net",
+            "--pid",
+            "--fork",
+            "--kill-child=KILL",
+            "--mount-proc",
+            "--",
+        ])
+        .args(["sh", "-c", FIRST, "sh"]);
+    tool.env_clear();
+    let inherited = INHERITED
+        .iter()
+        .filter_map(|name| Some((name, std::env::var_os(name)?)));
+    tool.envs(inherited)
+        .env(CLONE_VARIABLE, PLACE)
+        .env("HOME", "/");
+    if let Some((name, uid, gid)) = user {
+        tool.env("USER", &name).env("LOGNAME", &name);
+        tool.args([
+            "setpriv",
+            "--reuid",
+            &uid,
+            "--regid",
+            &gid,
+            "--init-groups",
+            "--",
+        ]);
+    }
+    tool.args(&command.command)
+        .stdin(Stdio::null())
+        .process_group(0)
+        .current_dir("/");
+    if output.is_json() {
+        // The result is the only thing on standard output.
+        let errors = rustix::io::dup(std::io::stderr());
+        let errors = errors.map_err(|error| Failure::new(format!("standard error: {error}")))?;
+        tool.stdout(Stdio::from(errors));
+    }
+    tool.spawn().map_err(|error| absent("setpriv", &error))
+}
+
+/// Runs the command to its end.
+async fn run_command(
+    command: &DrillCommand,
+    user: Option<Ids>,
+    output: &Output,
+) -> Result<Ended, Failure> {
+    let no_signals = |error: std::io::Error| Failure::new(format!("signals: {error}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(no_signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
+    let mut child = start(command, user, output)?;
+    let late = async {
+        match command.timeout {
+            Some(time) => {
+                tokio::time::sleep(time).await;
+                time
+            }
+            None => std::future::pending().await,
+        }
+    };
+    let ended = tokio::select! {
+        status = child.wait() => {
+            let status = status.map_err(|error| Failure::new(format!("the command: {error}")))?;
+            return Ok(Ended::With(code_of(status)));
+        }
+        time = late => Ended::InVain(time),
+        _ = terminate.recv() => Ended::Interrupted,
+        _ = hangup.recv() => Ended::Interrupted,
+        _ = interrupt.recv() => Ended::Interrupted,
+    };
+    stop(&mut child).await?;
+    Ok(ended)
+}
+
+/// Ends the process group of the command, and with its first process all others.
+async fn stop(child: &mut Child) -> Result<(), Failure> {
+    let group = child
+        .id()
+        .and_then(|id| rustix::process::Pid::from_raw(id as i32));
+    let send = |signal| {
+        if let Some(group) = group {
+            // It may have ended this very moment.
+            let _ = rustix::process::kill_process_group(group, signal);
+        }
+    };
+    send(rustix::process::Signal::TERM);
+    if tokio::time::timeout(GRACE, child.wait()).await.is_err() {
+        send(rustix::process::Signal::KILL);
+    }
+    let waited = child.wait().await;
+    waited.map_err(|error| Failure::new(format!("the command: {error}")))?;
+    Ok(())
+}

@@ -174,11 +174,10 @@ fn drill(
     let seconds = begun.elapsed().as_secs();
     end(mounted, runtime)?;
     let ended = ended?;
-    let is_good = matches!(ended, Ended::With(0)) && observed.errors() == 0;
     let permille = observed.bytes().saturating_mul(1000) / entry.bytes.max(1);
     let drill = Drill {
         time: repository.now(),
-        is_good,
+        is_good: matches!(judge(&ended, observed.errors()), Ok(0)),
         command: name_of(command),
         seconds,
         read_permille: permille.min(1000) as u16,
@@ -396,4 +395,33 @@ async fn stop(child: &mut Child) -> Result<(), Failure> {
     let waited = child.wait().await;
     waited.map_err(|error| Failure::new(format!("the command: {error}")))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_clone_fails_the_drill_whatever_the_command_says() {
+        let late = || Ended::InVain(Duration::from_secs(1));
+        let code = |ended: Ended, errors| judge(&ended, errors).unwrap_or(125);
+        assert_eq!(code(Ended::With(0), 0), 0);
+        assert_eq!(code(Ended::With(7), 0), 7);
+        for errors in [1, u64::MAX] {
+            assert_eq!(code(Ended::With(0), errors), 125);
+        }
+        assert_eq!((code(late(), 0), code(Ended::Interrupted, 0)), (125, 125));
+    }
+
+    #[test]
+    fn times_have_units() {
+        let seconds = |text| time(text).map(|time| time.as_secs()).ok();
+        assert_eq!(seconds("90"), Some(90));
+        assert_eq!(seconds("10m"), Some(600));
+        assert_eq!(seconds("2h"), Some(7200));
+        assert_eq!(
+            (seconds("0"), seconds("soon"), seconds("-1")),
+            (None, None, None)
+        );
+    }
 }

@@ -52,7 +52,8 @@ const EXIT_CODES: Section = Section {
         (
             "125",
             "bkfs run: the tool succeeded and the snapshot was not made, or the tool was not \
-             started.",
+             started. bkfs drill: there was no drill, the command did not end in time, or the clone \
+             returned errors.",
         ),
     ],
     example: "",

@@ -226,10 +226,9 @@ fn bring_up(
         (false, false) => Use::Write,
     };
     runtime.block_on(volumes::check(&repository, &volume, kind))?;
-    let volume = match (&clone_of, &settings.clone_as) {
-        (Some(_), Some(name)) => name.clone(),
-        (Some(_), None) => scratch_name(&repository),
-        (None, _) => volume,
+    let volume = match &clone_of {
+        Some(_) => name_of_clone(&settings, &repository),
+        None => volume,
     };
     let spool_bytes = access::spool_bytes(&access, &settings);
     let spool = SpoolPlace::on_this_machine(&repository, spool_bytes, &command.mountpoint)
@@ -245,13 +244,23 @@ fn bring_up(
         clone_of,
         observed: Arc::default(),
     };
-    reap_soon(&plan.repository, runtime);
+    reap_soon(&plan, runtime);
     Ok(plan.mount(runtime)?)
 }
 
-/// Removes in the background the scratch clones that dead mounts have left.
-fn reap_soon(repository: &Arc<Repository>, runtime: &Runtime) {
-    let repository = repository.clone();
+/// Returns the name of the volume that a mounted clone becomes.
+fn name_of_clone(settings: &Settings, repository: &Repository) -> String {
+    let given = settings.clone_as.clone();
+    given.unwrap_or_else(|| scratch_name(repository))
+}
+
+/// Removes in the background the scratch clones that dead mounts have left, unless the mount takes
+/// no changes.
+fn reap_soon(plan: &MountPlan, runtime: &Runtime) {
+    if plan.is_read_only() {
+        return;
+    }
+    let repository = plan.repository.clone();
     runtime.spawn(async move {
         match reap(&repository, "bkfs mount", Patience::Everywhere).await {
             Ok(reaped) if reaped.is_empty() => {}

@@ -231,7 +231,8 @@ impl MountPlan {
         }
     }
 
-    fn is_read_only(&self) -> bool {
+    /// Whether the mount takes no changes.
+    pub fn is_read_only(&self) -> bool {
         self.options.flags.read_only || self.settings.snapshot.is_some()
     }
 

@@ -189,3 +189,161 @@ impl Root {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bkfs_chunker::crypto::RepositoryId;
+
+    use super::*;
+    use crate::root::state::{HolderInfo, RecoveryBase};
+    use crate::root::transition::Claim;
+
+    const CLONER: SessionId = SessionId(1);
+    const HOLDER: SessionId = SessionId(2);
+
+    fn id(number: u8) -> Id {
+        Id([number; 32])
+    }
+
+    /// Returns a root with the volume `main` and the session of a cloner, and its snapshot.
+    fn world() -> (Root, SnapshotEntry, SnapshotList) {
+        let mut root = Root::witnessed(RepositoryId([7; 16]), [0; 16]);
+        let volume = Volume {
+            tree: Some(id(9)),
+            sequence: 5,
+            commit: Some(id(5)),
+            next_inode: 900,
+            ..Volume::default()
+        };
+        root.volumes.insert("main".to_owned(), volume);
+        let holder = HolderInfo::default;
+        root.register(CLONER, holder()).expect("room");
+        root.register(HOLDER, holder()).expect("room");
+        let entry = SnapshotEntry {
+            tree: Some(id(8)),
+            commit: id(4),
+            files: 3,
+            bytes: 70,
+            ..SnapshotEntry::plain("main", "one")
+        };
+        let kept = SnapshotList::new(vec![Arc::new(vec![entry.clone()])]);
+        (root, entry, kept)
+    }
+
+    fn change(volume: &str, is_held: bool) -> CloneChange {
+        CloneChange {
+            session: CLONER,
+            volume: volume.to_owned(),
+            commit: id(1),
+            next_inode: 64,
+            is_held,
+        }
+    }
+
+    #[test]
+    fn a_clone_is_an_ordinary_volume() {
+        for is_held in [false, true] {
+            let (mut root, entry, kept) = world();
+            let change = change("try", is_held);
+            root.add_clone(&change, &entry, &kept).expect("made");
+            root.check().expect("consistent");
+            let clone = &root.volumes["try"];
+            assert_eq!((clone.tree, clone.commit), (entry.tree, Some(id(1))));
+            assert_eq!((clone.sequence, clone.next_inode), (1, 64));
+            assert_eq!((clone.inodes, clone.bytes), (3, 70));
+            assert_eq!(clone.holder, is_held.then_some(CLONER));
+            assert_eq!(root.sessions.contains_key(&CLONER), is_held);
+        }
+    }
+
+    #[test]
+    fn a_clone_is_refused_without_its_snapshot_or_its_name() {
+        let (mut root, entry, kept) = world();
+        let before = root.clone();
+        let none = SnapshotList::default();
+        let refused = root.add_clone(&change("try", false), &entry, &none);
+        assert!(matches!(refused, Err(RootError::NoSnapshot { .. })));
+        // Another snapshot of the same name is not the one that was read.
+        let other = SnapshotEntry {
+            tree: Some(id(7)),
+            commit: id(3),
+            ..entry.clone()
+        };
+        let other = SnapshotList::new(vec![Arc::new(vec![other])]);
+        let refused = root.add_clone(&change("try", false), &entry, &other);
+        assert!(matches!(refused, Err(RootError::NoSnapshot { .. })));
+        for name in ["main", "", ".hidden", "a/b", "a\nb"] {
+            let refused = root.add_clone(&change(name, false), &entry, &kept);
+            assert!(matches!(refused, Err(RootError::Refused(_))), "{name:?}");
+        }
+        let of_snapshots = SnapshotList::new(vec![Arc::new(vec![
+            entry.clone(),
+            SnapshotEntry::plain("gone", "its snapshot"),
+        ])]);
+        let refused = root.add_clone(&change("gone", false), &entry, &of_snapshots);
+        assert!(matches!(refused, Err(RootError::Refused(_))));
+        root.remove_dead(CLONER).expect("no volume");
+        let refused = root.add_clone(&change("try", false), &entry, &kept);
+        assert!(matches!(
+            refused,
+            Err(RootError::Refused(Refusal::Fenced { .. }))
+        ));
+        root.register(CLONER, HolderInfo::default()).expect("room");
+        assert_eq!(root.volumes, before.volumes);
+    }
+
+    #[test]
+    fn a_volume_leaves_only_if_nothing_stands_for_it() {
+        let (mut root, ..) = world();
+        assert!(matches!(
+            root.take_out("absent", Leaving::Unheld),
+            Err(Refusal::NoVolume { .. })
+        ));
+        root.claim(HOLDER, "main", Claim::Free).expect("free");
+        for leaving in [
+            Leaving::Unheld,
+            Leaving::With(HOLDER),
+            Leaving::With(CLONER),
+        ] {
+            let refused = root.take_out("main", leaving);
+            assert!(matches!(refused, Err(Refusal::Held { .. })), "{refused:?}");
+        }
+        root.claim(CLONER, "main", Claim::Steal).expect("taken");
+        root.end(CLONER).expect("live");
+        let refused = root.take_out("main", Leaving::Unheld);
+        assert!(matches!(refused, Err(Refusal::Unfinished { .. })));
+        root.sessions.clear();
+        root.recovery_bases = Some(vec![RecoveryBase {
+            session: HOLDER,
+            volume: "main".to_owned(),
+            ..RecoveryBase::default()
+        }]);
+        let refused = root.take_out("main", Leaving::Unheld);
+        assert!(matches!(refused, Err(Refusal::Unfinished { .. })));
+        root.recovery_bases = None;
+        root.take_out("main", Leaving::Unheld).expect("removed");
+        root.check().expect("consistent");
+        assert!(root.volumes.is_empty());
+    }
+
+    #[test]
+    fn a_scratch_clone_leaves_with_its_own_holder() {
+        let (mut root, entry, kept) = world();
+        let name = format!("{SCRATCH_PREFIX}1");
+        root.add_clone(&change(&name, true), &entry, &kept)
+            .expect("made");
+        let refused = root.take_out(&name, Leaving::Unheld);
+        assert!(matches!(refused, Err(Refusal::Held { .. })));
+        let refused = root.take_out(&name, Leaving::With(HOLDER));
+        assert!(matches!(refused, Err(Refusal::Held { .. })));
+        root.take_out(&name, Leaving::With(CLONER))
+            .expect("removed");
+        root.check().expect("consistent");
+        assert!(!root.volumes.contains_key(&name) && !root.sessions.contains_key(&CLONER));
+        // Only a clone makes a volume of such a name.
+        let refused = root.claim(HOLDER, &name, Claim::Free);
+        assert!(matches!(refused, Err(Refusal::NoVolume { .. })));
+    }
+}

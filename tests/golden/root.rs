@@ -6,7 +6,7 @@ use bkfs::root::heartbeat::Beat;
 use bkfs::root::journal::JournalEntry;
 use bkfs::root::record::{CommitRecord, RecordedSnapshot, Replayed};
 use bkfs::root::shard::{ListRef, decode_shard, encode_shard};
-use bkfs::root::snapshots::{PackEntry, SnapshotEntry, TrashEntry};
+use bkfs::root::snapshots::{Drill, PackEntry, SnapshotEntry, TrashEntry};
 use bkfs::root::state::{
     Condemned, HolderInfo, RecoveryBase, Root, RuleHash, Session, SessionId, SessionState, SpoolId,
     Volume,
@@ -238,6 +238,31 @@ fn lists() {
     let frozen = fixed("list-rebuilt.bin", &encode_shard(rebuilt.clone()));
     assert_eq!(decode_shard(&frozen), Ok(rebuilt));
 
+    let drill = Drill {
+        time: "2026-11-21T05:30:00Z".parse().expect("a time"),
+        is_good: true,
+        command: "mariadb-drill".into(),
+        seconds: 321,
+        read_permille: 456,
+        is_of_source: false,
+    };
+    let drilled = vec![
+        SnapshotEntry {
+            drill: Some(drill.clone()),
+            ..snapshot(None)
+        },
+        SnapshotEntry {
+            drill: Some(Drill {
+                is_good: false,
+                is_of_source: true,
+                ..drill
+            }),
+            ..snapshot(None)
+        },
+    ];
+    let frozen = fixed("list-drilled.bin", &encode_shard(drilled.clone()));
+    assert_eq!(decode_shard(&frozen), Ok(drilled));
+
     let nonces = vec![NonceEntry(*b"nonce 10"), NonceEntry(*b"nonce 11")];
     let frozen = fixed("list-nonces.bin", &encode_shard(nonces.clone()));
     assert_eq!(decode_shard(&frozen), Ok(nonces));
@@ -283,7 +308,12 @@ fn commit_records() {
         }]),
         ..full.clone()
     };
+    let removal = CommitRecord {
+        removes: true,
+        ..full.clone()
+    };
     for (name, record) in [
+        ("commit-removal.bin", removal),
         ("commit-plain.bin", plain),
         ("commit-snapshot.bin", full),
         ("commit-replayed.bin", new_holder),

@@ -49,6 +49,7 @@ pub const PURE: &[&str] = &[
     "src/root/transition",
     "src/root/wire",
     "src/root/snapshots",
+    "src/root/volumes",
 ];
 
 /// Paths that a pure module may not name.

@@ -1,0 +1,221 @@
+//! The removal of volumes, and what a rebuilt root has of clones and of removed volumes
+//! (docs/PROTOCOL.md, *Clones and removed volumes*).
+
+use bkfs::maintain::forgetting::forgotten;
+use bkfs::repository::Repository;
+use bkfs::root::error::{ErrorKind, RootError};
+use bkfs::root::refusal::Refusal;
+use bkfs::volumes::remove;
+
+use crate::clones::{
+    changer, clone, crash_at_every_request, lose_root, read, require_whole, root, with, world,
+};
+use crate::paused::{World, paused, snapshot};
+
+#[test]
+fn a_volume_is_removed_or_not_whatever_fails() {
+    paused(async {
+        let work = async |repository: &Repository| {
+            remove(repository, "main", true, "test").await.map(drop)
+        };
+        let is_done = async |world: &World| {
+            let repository = world.elsewhere().repository().await;
+            let list = repository.snapshots().await.expect("listed");
+            let trash = forgotten(&repository, "main").await.expect("listed");
+            let is_there = repository
+                .handle
+                .current()
+                .root
+                .volumes
+                .contains_key("main");
+            // The snapshots are with the volume or in the trash, never between.
+            assert_eq!(
+                (list.iter().count(), trash.len()),
+                if is_there { (1, 0) } else { (0, 2) }
+            );
+            !is_there
+        };
+        let (made, not_made) = crash_at_every_request(2, work, is_done).await;
+        assert!(
+            made > 4 && not_made > 10,
+            "{made} made, {not_made} not made"
+        );
+    });
+}
+
+#[test]
+fn a_removed_volume_is_in_the_trash_as_it_was() {
+    paused(async {
+        let world = world(2).await;
+        let repository = world.repository().await;
+        let refused = remove(&repository, "main", false, "test")
+            .await
+            .expect_err("refused");
+        let has_some = matches!(
+            refused,
+            RootError::Refused(Refusal::HasSnapshots { count: 1, .. })
+        );
+        assert!(has_some, "{refused}");
+        assert!(root(&world).await.sessions.is_empty());
+        let removed = remove(&repository, "main", true, "test")
+            .await
+            .expect("removed")
+            .output;
+        let last = removed.last.expect("it was committed").name;
+        gather_in_window(&repository).await;
+        changer(&repository)
+            .bring_back("main", &last)
+            .await
+            .expect("is back");
+        clone(&repository, ("main", &last), "main")
+            .await
+            .expect("made");
+        assert_eq!(read(&world, "main", "file0").await.unwrap(), b"later by 1");
+        require_whole(&world).await;
+    });
+}
+
+/// Collects with an undelete window of a day.
+async fn gather_in_window(repository: &Repository) {
+    use bkfs::maintain::collect::{Options, collect, prospect};
+    let options = Options {
+        undelete_window: jiff::SignedDuration::from_hours(24),
+        ..crate::collecting::OPTIONS
+    };
+    let now = repository.now() + jiff::SignedDuration::from_hours(1);
+    let found = prospect(repository, &options, now).await.expect("looked");
+    collect(repository, found).await.expect("collected");
+}
+
+#[test]
+fn a_volume_is_not_removed_while_a_session_stands_for_it() {
+    paused(async {
+        let world = world(1).await;
+        let repository = world.repository().await;
+        let mount = world.mount().await;
+        let refused = remove(&repository, "main", true, "test")
+            .await
+            .expect_err("held");
+        assert_eq!(refused.kind(), ErrorKind::Held, "{refused}");
+        // What it acknowledged is only in a journal when its machine is gone.
+        let file = mount.write("synced", b"acknowledged").await;
+        mount.fsync(file).await.expect("synced");
+        drop(mount);
+        let refused = remove(&repository, "main", true, "test")
+            .await
+            .expect_err("held");
+        assert_eq!(refused.kind(), ErrorKind::Held, "{refused}");
+        assert_eq!(
+            read(&world, "main", "synced").await.unwrap(),
+            b"acknowledged"
+        );
+        // Its spool may hold more, so a recovery base stands in the root now.
+        let root = root(&world).await;
+        assert!(root.sessions.is_empty() && !root.recovery_bases().is_empty());
+        let refused = remove(&repository, "main", true, "test")
+            .await
+            .expect_err("unfinished");
+        assert_eq!(refused.kind(), ErrorKind::Held, "{refused}");
+    });
+}
+
+#[test]
+fn a_rebuilt_root_has_a_clone_as_its_own_volume() {
+    paused(async {
+        let world = world(2).await;
+        let repository = world.repository().await;
+        clone(&repository, ("main", "one"), "a clone")
+            .await
+            .expect("made");
+        clone(&repository, ("main", "one"), "zone")
+            .await
+            .expect("made");
+        let mount = with(&world, "zone").mount().await;
+        mount.put("new", b"of the clone").await;
+        snapshot(&mount, "mine").await;
+        mount.0.finish().await.expect("ended");
+        let before = root(&world).await;
+        drop(repository);
+        lose_root(&world).await;
+        let after = root(&world).await;
+        for (name, entry) in &before.volumes {
+            let rebuilt = &after.volumes[name];
+            assert_eq!(rebuilt.tree, entry.tree, "{name}");
+            assert_eq!(rebuilt.next_inode, entry.next_inode, "{name}");
+        }
+        assert_eq!(after.volumes.len(), 3);
+        let list = world
+            .elsewhere()
+            .repository()
+            .await
+            .snapshots()
+            .await
+            .expect("listed");
+        let mut names: Vec<String> = (list.iter())
+            .map(|entry| format!("{}:{}", entry.volume, entry.name))
+            .collect();
+        names.sort();
+        assert_eq!(names, ["main:one", "zone:mine"]);
+        assert_eq!(
+            read(&world, "a clone", "file0").await.unwrap(),
+            b"contents 0"
+        );
+        assert_eq!(read(&world, "zone", "new").await.unwrap(), b"of the clone");
+        assert_eq!(read(&world, "main", "file0").await.unwrap(), b"later by 1");
+    });
+}
+
+#[test]
+fn a_rebuilt_root_has_the_newer_volume_of_a_name() {
+    paused(async {
+        let world = world(2).await;
+        let repository = world.repository().await;
+        remove(&repository, "main", true, "test")
+            .await
+            .expect("removed");
+        // The new one has fewer commits than the one before it.
+        let mount = world.elsewhere().mount().await;
+        mount.put("new", b"of the new volume").await;
+        mount.0.finish().await.expect("ended");
+        let commits = repository
+            .handle
+            .refresh()
+            .await
+            .expect("read")
+            .root
+            .volumes["main"]
+            .sequence;
+        drop(repository);
+        lose_root(&world).await;
+        assert_eq!(root(&world).await.volumes["main"].sequence, commits);
+        assert_eq!(
+            read(&world, "main", "new").await.unwrap(),
+            b"of the new volume"
+        );
+        assert_eq!(read(&world, "main", "file1").await, None);
+        // What was in the trash is not lost.
+        let list = world
+            .elsewhere()
+            .repository()
+            .await
+            .snapshots()
+            .await
+            .expect("listed");
+        assert!(list.named("main", "one").is_some());
+        require_whole(&world).await;
+    });
+}
+
+#[test]
+fn a_removed_volume_without_a_later_one_comes_back_with_a_rebuilt_root() {
+    paused(async {
+        let world = world(2).await;
+        let repository = world.repository().await;
+        remove(&repository, "main", true, "test")
+            .await
+            .expect("removed");
+        drop(repository);
+        lose_root(&world).await;
+        assert_eq!(read(&world, "main", "file0").await.unwrap(), b"later by 1");
+    });
+}

@@ -267,6 +267,13 @@ json_is_as_documented() {
   as_documented 'bkfs copy' bkfs copy "$repository" "$copied"
   as_documented 'bkfs forget' bkfs forget "$repository" --keep-last 1
   as_documented 'bkfs forget' bkfs forget "$repository" --undo one
+  as_documented 'bkfs volume clone' bkfs volume clone "$repository" one cloned
+  as_documented 'bkfs volume create' bkfs volume create "$repository" created
+  as_documented 'bkfs volume list' bkfs volume list "$repository"
+  as_documented 'bkfs volume remove' bkfs volume remove "$repository" cloned
+  as_documented 'bkfs volume remove' bkfs volume remove "$repository" cloned --undo
+  as_documented 'bkfs drill' bkfs drill "$repository" one -- true
+  as_documented 'bkfs snapshots' bkfs snapshots "$repository" --all
   as_documented 'bkfs gc' bkfs gc "$repository"
   as_documented 'bkfs check' bkfs check "$repository"
   as_documented 'bkfs lock' bkfs lock "$repository"

@@ -181,6 +181,14 @@ never_reached() {
   no_server http://name.invalid:9000 'name|lookup|resolve' try_mount "$url"
   no_server "https://${BKFS_TEST_S3_MINIO#http://}" 'does not answer|prove' try_mount "$url"
 }
+# The setting stands in for a machine without the package ca-certificates. Plain http needs none.
+no_authorities() {
+  local url=s3://$BKFS_TEST_BUCKET/repo
+  local -x SSL_CERT_FILE=/dev/null
+  AWS_ENDPOINT_URL=https://127.0.0.1:$(free_port) refused 1 try_mount "$url" -- \
+    'no certificates of authorities' 'ca-certificates' SSL_CERT_FILE
+  exits 0 bkfs init --no-encryption "s3://$BKFS_TEST_BUCKET/without-authorities"
+}
 # Within 5 s the program says on stderr what it waits for, on a terminal or not, and with --wait it
 # goes on waiting. With --quiet it says nothing, and JSON stays JSON.
 waits_when_told() {
@@ -534,6 +542,7 @@ clear_case "a bucket that is not a repository" not_a_repository
 clear_case "no permission for the bucket" no_permission
 clear_case "a store that cannot be reached" unreachable
 clear_case "a server that was never reached" never_reached
+clear_case "https from a machine without certificates of authorities" no_authorities
 clear_case "a server that is waited for" waits_when_told
 clear_case "a mount point that is absent" mount_point_absent
 clear_case "a mount point that is not empty" mount_point_not_empty

@@ -24,12 +24,14 @@ mod list;
 mod lock;
 mod locker;
 mod profile;
+mod region;
 mod sending;
 mod service;
 mod setup;
 mod short_queue;
 mod steady;
 mod transport;
+mod trust;
 
 #[cfg(test)]
 mod tests;

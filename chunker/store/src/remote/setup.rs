@@ -7,19 +7,21 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, resolve_bucket_region};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
-use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, RetryConfig};
+use object_store::{BackoffConfig, ClientConfigKey, RetryConfig};
 use url::{Host, Url};
 
 use super::contact::Contact;
 use super::locker::Locker;
 use super::profile::Profiles;
+use super::region::region_of_bucket;
 use super::sending::Patience;
 use super::service::{Flavor, Service};
 use super::steady::Steady;
 use super::transport::Connector;
+use super::trust::lacks_authorities;
 use crate::{Operation, StoreError, StoreErrorKind, StoreOptions};
 
 /// A configured service.
@@ -32,17 +34,23 @@ pub(super) struct Setup {
     pub endpoint: Option<String>,
 }
 
-/// How long the request for a bucket's region may take.
-const REGION_TIMEOUT: Duration = Duration::from_secs(3);
-
 /// The region of a bucket without a configured region, as in `object_store`.
 const REGION_DEFAULT: &str = "us-east-1";
+
+/// Why no server can be reached by https from a machine without a bundle of certificates, and the
+/// next step.
+const NO_AUTHORITIES: &str = "this machine has no certificates of authorities, so no server can \
+    prove by https who it is: install the package ca-certificates, or set SSL_CERT_FILE to a file \
+    of such certificates";
 
 fn invalid(message: String) -> StoreError {
     StoreError::new(StoreErrorKind::Invalid, Operation::Open, "", message)
 }
 
 fn refused(error: object_store::Error) -> StoreError {
+    if lacks_authorities(&error) {
+        return invalid(NO_AUTHORITIES.to_owned());
+    }
     invalid(format!("the settings of the store make no sense: {error}"))
 }
 
@@ -56,7 +64,7 @@ fn no_retries() -> RetryConfig {
     }
 }
 
-fn connector(options: &StoreOptions, contact: &Arc<Contact>) -> Connector {
+pub(super) fn connector(options: &StoreOptions, contact: &Arc<Contact>) -> Connector {
     Connector {
         connect_timeout: options.connect_timeout,
         patience: Patience {
@@ -153,7 +161,7 @@ pub(super) async fn s3(
         .filter(|endpoint| !endpoint.is_empty());
     builder = match &endpoint {
         Some(endpoint) => at_endpoint(builder, bucket, endpoint)?,
-        None => at_amazon(builder, bucket).await?,
+        None => at_amazon(builder, bucket, &connector(options, contact)).await?,
     };
     if endpoint.as_deref().is_some_and(is_plain_http) {
         builder = builder.with_allow_http(true);
@@ -267,14 +275,17 @@ fn at_endpoint(
 
 /// Sets up requests to Amazon: the bucket stands in the host name, unless it has a dot, which
 /// Amazon's certificates do not cover. If no region is known, Amazon is asked for it.
-async fn at_amazon(builder: AmazonS3Builder, bucket: &str) -> Result<AmazonS3Builder, StoreError> {
+async fn at_amazon(
+    builder: AmazonS3Builder,
+    bucket: &str,
+    connector: &Connector,
+) -> Result<AmazonS3Builder, StoreError> {
     let mut builder = builder.with_virtual_hosted_style_request(!bucket.contains('.'));
     let known = builder
         .get_config_value(&AmazonS3ConfigKey::Region)
         .or_else(|| builder.get_config_value(&AmazonS3ConfigKey::DefaultRegion));
     if known.is_none_or(|region| region.is_empty()) {
-        let client = ClientOptions::new().with_timeout(REGION_TIMEOUT);
-        match resolve_bucket_region(bucket, &client).await {
+        match region_of_bucket(bucket, connector).await {
             Ok(region) => builder = builder.with_region(region),
             // The first request reports more clearly what is wrong.
             Err(error) => tracing::debug!(bucket, %error, "the bucket's region is not known"),

@@ -27,6 +27,7 @@ use super::departed::Departed;
 use super::locker::Locked;
 use super::sending::{BodyProgress, Patience, WatchedRequest, watched};
 use super::short_queue::ShortQueue;
+use super::trust::lacks_authorities;
 
 /// The connect timeout of the machine's own metadata service, which is near or absent.
 const NEAR_TIMEOUT: Duration = Duration::from_secs(1);
@@ -51,6 +52,7 @@ pub(super) struct Connector {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Wanted {
     connect_timeout: Duration,
+    stall_timeout: Duration,
     proxy: Option<String>,
     allows_http: bool,
     allows_any_certificate: bool,
@@ -86,6 +88,7 @@ impl Connector {
         let is_set = |key| setting(key).is_some_and(|value| value == "true");
         let wanted = Wanted {
             connect_timeout,
+            stall_timeout: self.patience.stall,
             proxy: setting(ClientConfigKey::ProxyUrl),
             allows_http: is_set(ClientConfigKey::AllowHttp),
             allows_any_certificate: is_set(ClientConfigKey::AllowInvalidCertificates),
@@ -94,38 +97,47 @@ impl Connector {
         if let Some((_, client)) = clients.iter().find(|(known, _)| *known == wanted) {
             return Ok(client.clone());
         }
-        let mut builder = reqwest::Client::builder()
-            .user_agent(concat!("bkfs/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(connect_timeout)
-            // The kernel notices a peer that is gone while no request is pending, within 35 s.
-            // TCP_USER_TIMEOUT would also end connections to a peer that reads slowly: the time in
-            // which its window is closed adds up over several openings. Limits of requests are ours.
-            .tcp_keepalive(Duration::from_secs(20))
-            .tcp_keepalive_interval(Duration::from_secs(5))
-            .tcp_keepalive_retries(3)
-            .connector_layer(ShortQueue)
-            .pool_idle_timeout(Duration::from_secs(50))
-            .http1_only()
-            .redirect(reqwest::redirect::Policy::none())
-            // Only this crate repeats a request that was sent.
-            .retry(reqwest::retry::never())
-            .no_gzip()
-            .no_brotli()
-            .no_zstd()
-            .no_deflate();
-        if let Some(proxy) = &wanted.proxy {
-            builder = builder.proxy(reqwest::Proxy::all(proxy)?);
-        }
-        if !wanted.allows_http {
-            builder = builder.https_only(true);
-        }
-        if wanted.allows_any_certificate {
-            builder = builder.tls_danger_accept_invalid_certs(true);
-        }
-        let client = builder.build()?;
+        let client = match client_builder(&wanted)?.build() {
+            Err(error) if wanted.allows_http && lacks_authorities(&error) => {
+                client_builder(&wanted)?.tls_certs_only([]).build()?
+            }
+            built => built?,
+        };
         clients.push((wanted, client.clone()));
         Ok(client)
     }
+}
+
+fn client_builder(wanted: &Wanted) -> reqwest::Result<reqwest::ClientBuilder> {
+    let mut builder = reqwest::Client::builder()
+        .user_agent(concat!("bkfs/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(wanted.connect_timeout)
+        // The kernel notices a peer that is gone while no request is pending, within 35 s.
+        // TCP_USER_TIMEOUT would also end connections to a peer that reads slowly: the time in
+        // which its window is closed adds up over several openings. Limits of requests are ours.
+        .tcp_keepalive(Duration::from_secs(20))
+        .tcp_keepalive_interval(Duration::from_secs(5))
+        .tcp_keepalive_retries(3)
+        .connector_layer(ShortQueue)
+        .pool_idle_timeout(Duration::from_secs(50))
+        .http1_only()
+        .redirect(reqwest::redirect::Policy::none())
+        // Only this crate repeats a request that was sent.
+        .retry(reqwest::retry::never())
+        .no_gzip()
+        .no_brotli()
+        .no_zstd()
+        .no_deflate();
+    if let Some(proxy) = &wanted.proxy {
+        builder = builder.proxy(reqwest::Proxy::all(proxy)?);
+    }
+    if !wanted.allows_http {
+        builder = builder.https_only(true);
+    }
+    if wanted.allows_any_certificate {
+        builder = builder.tls_danger_accept_invalid_certs(true);
+    }
+    Ok(builder)
 }
 
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 mod answers;
 mod patience;
+mod region;
 mod requests;
 mod server;
 

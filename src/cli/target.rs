@@ -176,8 +176,12 @@ fn mount_of(text: &str) -> Result<Option<MountInfo>, Failure> {
     if text.contains("://") || !may_be_mounted(path) {
         return Ok(None);
     }
-    let mount =
-        bkfs_fuse::find_mount(path).map_err(|error| Failure::new(format!("{text}: {error}")))?;
+    let mount = match bkfs_fuse::find_mount(path) {
+        Ok(mount) => mount,
+        // Nothing tells of mounts where /proc is not mounted, as in a bare root directory.
+        Err(_) if !Path::new("/proc/self").exists() => None,
+        Err(error) => return Err(Failure::new(format!("{text}: {error}"))),
+    };
     let Some(mount) = mount.filter(MountInfo::is_bkfs) else {
         return Ok(None);
     };

@@ -39,6 +39,14 @@ builds_take_the_same_features() {
   [ ! -s "$SUITE_TMP/differ" ] || wrong "the tests build these crates with other features"
 }
 case_of "the program and the tests take the same features" builds_take_the_same_features
+# It is for static programs only: docs/adr/0077-static-program.md.
+resolver_is_for_static_programs() {
+  ! features_of -p bkfs -e normal,build | grep hickory || wrong "every build compiles a resolver"
+  RUSTFLAGS='-C target-feature=+crt-static' features_of -p bkfs -e normal \
+    --target x86_64-unknown-linux-gnu >"$SUITE_TMP/static"
+  grep -q '^hickory-resolver ' "$SUITE_TMP/static" || wrong "a static program has no resolver"
+}
+case_of "only static programs have a resolver of their own" resolver_is_for_static_programs
 case_of "perl syntax" perl -c tests/lib/session.pl
 cargo_cases "walls" test --release --workspace --test tidy
 . "$ROOT/tests/lib/selftest.sh"

@@ -20,11 +20,15 @@ mod answer;
 mod attempt;
 mod contact;
 mod departed;
+#[cfg(any(test, target_feature = "crt-static"))]
+mod hosts;
 mod list;
 mod lock;
 mod locker;
 mod profile;
 mod region;
+#[cfg(target_feature = "crt-static")]
+mod resolver;
 mod sending;
 mod service;
 mod setup;

@@ -52,7 +52,6 @@ pub(super) struct Connector {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Wanted {
     connect_timeout: Duration,
-    stall_timeout: Duration,
     proxy: Option<String>,
     allows_http: bool,
     allows_any_certificate: bool,
@@ -88,7 +87,6 @@ impl Connector {
         let is_set = |key| setting(key).is_some_and(|value| value == "true");
         let wanted = Wanted {
             connect_timeout,
-            stall_timeout: self.patience.stall,
             proxy: setting(ClientConfigKey::ProxyUrl),
             allows_http: is_set(ClientConfigKey::AllowHttp),
             allows_any_certificate: is_set(ClientConfigKey::AllowInvalidCertificates),
@@ -128,6 +126,10 @@ fn client_builder(wanted: &Wanted) -> reqwest::Result<reqwest::ClientBuilder> {
         .no_brotli()
         .no_zstd()
         .no_deflate();
+    #[cfg(target_feature = "crt-static")]
+    {
+        builder = builder.dns_resolver(super::resolver::Resolver::default());
+    }
     if let Some(proxy) = &wanted.proxy {
         builder = builder.proxy(reqwest::Proxy::all(proxy)?);
     }

@@ -359,7 +359,10 @@ fn cause_of(error: &StoreError) -> &'static str {
 /// Returns one word for why a connection failed, if the text tells: only the text does.
 fn cause_in(text: &str) -> Option<&'static str> {
     let causes: [(&str, &[&str]); 5] = [
-        ("dns", &["dns error", "lookup address", "resolve"]),
+        (
+            "dns",
+            &["dns error", "resolving DNS", "lookup address", "resolve"],
+        ),
         ("tls", &["certificate", "TLS", "tls handshake"]),
         ("refused", &["onnection refused"]),
         ("http", &[" answered "]),
@@ -496,6 +499,12 @@ mod tests {
                 Kind::Unreachable,
                 "s3.example does not answer: dns error: failed to lookup address information: \
                  Name or service not known",
+                "dns",
+            ),
+            (
+                Kind::Unreachable,
+                "s3.example does not answer: error resolving DNS: the name s3.example is neither \
+                 in /etc/hosts nor known to the DNS servers of /etc/resolv.conf",
                 "dns",
             ),
             (

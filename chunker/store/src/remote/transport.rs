@@ -128,7 +128,8 @@ fn client_builder(wanted: &Wanted) -> reqwest::Result<reqwest::ClientBuilder> {
         .no_deflate();
     #[cfg(target_feature = "crt-static")]
     {
-        builder = builder.dns_resolver(super::resolver::Resolver::default());
+        let resolver = super::resolver::Resolver::within(wanted.connect_timeout);
+        builder = builder.dns_resolver(resolver);
     }
     if let Some(proxy) = &wanted.proxy {
         builder = builder.proxy(reqwest::Proxy::all(proxy)?);

@@ -184,7 +184,7 @@ never_reached() {
 # The setting stands in for a machine without the package ca-certificates. Plain http needs none.
 no_authorities() {
   local url=s3://$BKFS_TEST_BUCKET/repo
-  local -x SSL_CERT_FILE=/dev/null
+  local -x SSL_CERT_FILE=/dev/null SSL_CERT_DIR=
   AWS_ENDPOINT_URL=https://127.0.0.1:$(free_port) refused 1 try_mount "$url" -- \
     'no certificates of authorities' 'ca-certificates' SSL_CERT_FILE
   exits 0 bkfs init --no-encryption "s3://$BKFS_TEST_BUCKET/without-authorities"

@@ -3,7 +3,7 @@
 //! Owns the trait [`Store`] and its backends: a local directory, memory, and the remote services.
 //! The remote services use the crate `object_store`, which no other crate may import. Owns also the
 //! parsing of repository URLs, the test of a store's conditional writes, the terms of locks
-//! ([`lock`]), the limits on requests and rates ([`rate_limit`]), the local disk below a spool
+//! ([`lock`]), the limits on requests and rates ([`rate_limit`]), their urgency ([`urgency`]), the local disk below a spool
 //! ([`disk`]), writes that bypass the page cache ([`direct`]), the source of randomness
 //! ([`entropy`]) and the pauses between attempts ([`backoff`]).
 //!
@@ -41,6 +41,7 @@ mod probe;
 pub mod rate_limit;
 mod remote;
 mod signs;
+pub mod urgency;
 mod url;
 mod version;
 

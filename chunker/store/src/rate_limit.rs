@@ -3,14 +3,22 @@
 //! Owns the reduction of concurrency when the store asks for fewer requests, its recovery, and the
 //! rates that users set. Does not own requests.
 
+use std::cmp::Reverse;
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
+
+use crate::urgency::{SharedUrgency, Urgency};
 
 /// Refusals within this time answer the same group of requests, and reduce the limit once.
 const ONE_CROWD: Duration = Duration::from_secs(1);
+
+/// One part in this many of a limit is for requests for which a caller waits.
+const RESERVED_PART: usize = 8;
 
 /// The longest single wait for a rate. After each wait the caller records that the store is not the
 /// cause.
@@ -28,27 +36,39 @@ pub struct Rates {
 /// A concurrency limit for requests. Each time the store asks for fewer requests, the limit is
 /// halved. After each full round of successes it grows by one (additive increase, multiplicative
 /// decrease, as in TCP).
+///
+/// The more urgent request begins first, and of equally urgent ones the one that came first. One
+/// part in [`RESERVED_PART`] of the limit is for requests for which a caller waits. While one of
+/// those runs, as many requests of the background run, and otherwise at most half of the limit.
 #[derive(Debug)]
 pub struct ConcurrencyLimit {
-    semaphore: Semaphore,
-    state: Mutex<MeterState>,
+    state: Arc<Mutex<LimitState>>,
 }
 
 #[derive(Debug)]
-struct MeterState {
+struct LimitState {
     most: usize,
     limit: usize,
-    /// The number of permits to withdraw when running requests end.
-    owed: usize,
+    /// Requests that run, by the urgency with which they began.
+    running: [usize; 3],
+    /// Requests that wait, in the order of the calls.
+    waiting: VecDeque<Waiter>,
     successes: usize,
     slowed: Option<Instant>,
 }
 
+/// A request that waits for a permit.
+#[derive(Debug)]
+struct Waiter {
+    urgency: SharedUrgency,
+    admit: oneshot::Sender<Turn>,
+}
+
 /// A permit for one request. Dropping it lets the next request begin.
 #[derive(Debug)]
-pub struct Turn<'a> {
-    turns: &'a ConcurrencyLimit,
-    permit: Option<SemaphorePermit<'a>>,
+pub struct Turn {
+    state: Arc<Mutex<LimitState>>,
+    urgency: Urgency,
 }
 
 impl ConcurrencyLimit {
@@ -56,47 +76,60 @@ impl ConcurrencyLimit {
     pub fn new(most: usize) -> Self {
         let most = most.max(1);
         Self {
-            semaphore: Semaphore::new(most),
-            state: Mutex::new(MeterState {
+            state: Arc::new(Mutex::new(LimitState {
                 most,
                 limit: most,
-                owed: 0,
+                running: [0; 3],
+                waiting: VecDeque::new(),
                 successes: 0,
                 slowed: None,
-            }),
+            })),
         }
     }
 
-    /// Waits for a permit, in the order of the calls.
-    pub async fn take(&self) -> Turn<'_> {
+    /// Waits for a permit for a request whose answer a caller waits for.
+    pub async fn take(&self) -> Turn {
+        self.take_as(&SharedUrgency::new(Urgency::Now)).await
+    }
+
+    /// Waits for a permit for a request of this urgency. After the urgency was raised,
+    /// [`ConcurrencyLimit::reconsider`] counts the new one.
+    ///
+    /// Cancel safety: dropped, it gives the permit back, or waits no more.
+    pub async fn take_as(&self, urgency: &SharedUrgency) -> Turn {
         loop {
-            // The semaphore is never closed.
-            let permit = self.semaphore.acquire().await.ok();
-            let turn = Turn {
-                turns: self,
-                permit,
-            };
-            if self.state.lock().owed == 0 {
+            let (admit, admitted) = oneshot::channel();
+            let urgency = urgency.clone();
+            let waiter = Waiter { urgency, admit };
+            self.state.lock().waiting.push_back(waiter);
+            self.reconsider();
+            // A waiter leaves the queue by its permit alone.
+            if let Ok(turn) = admitted.await {
                 return turn;
             }
         }
     }
 
+    /// Lets requests begin that may, after the urgency of a waiting one was raised.
+    pub fn reconsider(&self) {
+        admit(&self.state);
+    }
+
     /// Records that the store served a request.
     pub fn succeeded(&self) {
-        let mut state = self.state.lock();
-        if state.limit == state.most {
-            return;
-        }
-        state.successes += 1;
-        if state.successes >= state.limit {
+        {
+            let mut state = self.state.lock();
+            if state.limit == state.most {
+                return;
+            }
+            state.successes += 1;
+            if state.successes < state.limit {
+                return;
+            }
             state.successes = 0;
             state.limit += 1;
-            match state.owed {
-                0 => self.semaphore.add_permits(1),
-                _ => state.owed -= 1,
-            }
         }
+        admit(&self.state);
     }
 
     /// Records that the store asks for fewer requests.
@@ -108,9 +141,7 @@ impl ConcurrencyLimit {
         }
         state.slowed = Some(now);
         state.successes = 0;
-        let limit = (state.limit / 2).max(1);
-        state.owed += state.limit - limit;
-        state.limit = limit;
+        state.limit = (state.limit / 2).max(1);
     }
 
     /// Returns how many requests may run concurrently now.
@@ -119,15 +150,59 @@ impl ConcurrencyLimit {
     }
 }
 
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let mut state = self.turns.state.lock();
-        if state.owed > 0
-            && let Some(permit) = self.permit.take()
-        {
-            state.owed -= 1;
-            permit.forget();
+impl LimitState {
+    /// Returns true if one more request of this urgency may run.
+    fn may_begin(&self, urgency: Urgency) -> bool {
+        let running: usize = self.running.iter().sum();
+        let reserved = self.limit / RESERVED_PART;
+        match urgency {
+            Urgency::Now => running < self.limit,
+            Urgency::Ahead => running < self.limit - reserved,
+            Urgency::Background => {
+                let most = match self.running[Urgency::Now as usize] {
+                    0 => self.limit / 2,
+                    _ => reserved,
+                };
+                running < self.limit - reserved
+                    && self.running[Urgency::Background as usize] < most.max(1)
+            }
         }
+    }
+
+    /// Takes the request out of the queue that begins next, if one may.
+    fn next(&mut self) -> Option<(Urgency, Waiter)> {
+        self.waiting.retain(|waiter| !waiter.admit.is_closed());
+        let waiting = self.waiting.iter().enumerate();
+        let by_urgency = waiting.map(|(place, waiter)| (waiter.urgency.get(), Reverse(place)));
+        // The most urgent one decides: none behind it begins before it.
+        let (urgency, Reverse(place)) = by_urgency.max()?;
+        if !self.may_begin(urgency) {
+            return None;
+        }
+        let waiter = self.waiting.remove(place)?;
+        self.running[urgency as usize] += 1;
+        Some((urgency, waiter))
+    }
+}
+
+/// Lets waiting requests begin, as many as may.
+fn admit(state: &Arc<Mutex<LimitState>>) {
+    loop {
+        let next = state.lock().next();
+        let Some((urgency, waiter)) = next else {
+            return;
+        };
+        let state = Arc::clone(state);
+        let turn = Turn { state, urgency };
+        // A caller that has gone gives its permit back by dropping it.
+        drop(waiter.admit.send(turn));
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.state.lock().running[self.urgency as usize] -= 1;
+        admit(&self.state);
     }
 }
 
@@ -236,6 +311,81 @@ mod tests {
         assert_eq!(given(&turns).await, 0, "two are running, and two may");
         running.clear();
         assert_eq!(given(&turns).await, 2);
+    }
+
+    /// Returns how many requests of this urgency begin without waiting.
+    async fn begun(turns: &ConcurrencyLimit, urgency: Urgency, held: &mut Vec<Turn>) -> usize {
+        let before = held.len();
+        let urgency = SharedUrgency::new(urgency);
+        let moment = Duration::from_millis(1);
+        while let Ok(turn) = tokio::time::timeout(moment, turns.take_as(&urgency)).await {
+            held.push(turn);
+        }
+        held.len() - before
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_for_which_a_caller_waits_have_room() {
+        let turns = ConcurrencyLimit::new(16);
+        let mut held = Vec::new();
+        assert_eq!(begun(&turns, Urgency::Background, &mut held).await, 8);
+        assert_eq!(begun(&turns, Urgency::Ahead, &mut held).await, 6);
+        assert_eq!(begun(&turns, Urgency::Now, &mut held).await, 2);
+        held.clear();
+        held.push(turns.take().await);
+        assert_eq!(begun(&turns, Urgency::Background, &mut held).await, 2);
+        // A limit of one request still serves all.
+        let turns = ConcurrencyLimit::new(1);
+        for urgency in [Urgency::Background, Urgency::Ahead, Urgency::Now] {
+            let mut held = Vec::new();
+            assert_eq!(begun(&turns, urgency, &mut held).await, 1, "{urgency:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_more_urgent_request_begins_first_and_a_raised_one_is_that() {
+        let turns = Arc::new(ConcurrencyLimit::new(1));
+        let first = turns.take().await;
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let raised = SharedUrgency::new(Urgency::Background);
+        let mut tasks = Vec::new();
+        for (name, urgency) in [
+            ("background", SharedUrgency::new(Urgency::Background)),
+            ("raised", raised.clone()),
+            ("ahead", SharedUrgency::new(Urgency::Ahead)),
+            ("now", SharedUrgency::new(Urgency::Now)),
+        ] {
+            let (turns, order) = (turns.clone(), order.clone());
+            tasks.push(tokio::spawn(async move {
+                let _turn = turns.take_as(&urgency).await;
+                order.lock().push(name);
+            }));
+            tokio::task::yield_now().await;
+        }
+        assert!(raised.raise(Urgency::Now) && !raised.raise(Urgency::Ahead));
+        turns.reconsider();
+        // One that has gone is passed over.
+        tasks.remove(3).abort();
+        tokio::task::yield_now().await;
+        drop(first);
+        futures::future::join_all(tasks).await;
+        assert_eq!(*order.lock(), ["raised", "ahead", "background"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_raised_request_begins_in_the_room_for_waiting_callers() {
+        let turns = ConcurrencyLimit::new(8);
+        let mut held = Vec::new();
+        begun(&turns, Urgency::Ahead, &mut held).await;
+        let urgency = SharedUrgency::new(Urgency::Ahead);
+        let raise = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            urgency.raise(Urgency::Now);
+            turns.reconsider();
+        };
+        let taken = tokio::time::timeout(Duration::from_secs(2), turns.take_as(&urgency));
+        let (taken, ()) = tokio::join!(taken, raise);
+        assert!(taken.is_ok());
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,7 +2,7 @@
 //!
 //! Owns: the translation of each kernel request into a call of [`Vfs`], and of its answer back. A
 //! panic of the filesystem answers EIO. Requests that the mount did not ask the kernel for (access
-//! control lists, ioctl, whiteouts) are refused here. The library answers methods that are absent
+//! control lists, other ioctls, whiteouts) are refused here. The library answers methods that are absent
 //! here (access, bmap, poll, locks) with ENOSYS; the kernel does not ask again.
 //! Does not own: policy. Nothing here knows what a file is.
 
@@ -21,6 +21,7 @@ use fuser::{
 };
 use tracing::error;
 
+use crate::command::command_of;
 use crate::convert::{self, caller, handle, ino, is_privileged, permissions};
 use crate::errno::Errno;
 use crate::negotiate::Negotiation;
@@ -85,12 +86,8 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, lookups: u64) {
-        self.call("forget", |vfs| {
-            vfs.forget(&[Forget {
-                ino: ino(inode),
-                lookups,
-            }]);
-        });
+        let ino = ino(inode);
+        self.call("forget", |vfs| vfs.forget(&[Forget { ino, lookups }]));
     }
 
     fn getattr(
@@ -480,9 +477,8 @@ impl fuser::Filesystem for Adapter {
     ) {
         let reply = answers::xattr("getxattr", reply, size);
         if let Some(reply) = unless_access_control_list(name, reply) {
-            self.call("getxattr", |vfs| {
-                vfs.getxattr(ino(inode), name.as_bytes(), reply);
-            });
+            let (ino, name) = (ino(inode), name.as_bytes());
+            self.call("getxattr", |vfs| vfs.getxattr(ino, name, reply));
         }
     }
 
@@ -495,8 +491,10 @@ impl fuser::Filesystem for Adapter {
     fn removexattr(&self, request: &Request, inode: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let reply = answers::empty("removexattr", reply);
         if let Some(reply) = unless_access_control_list(name, reply) {
+            let (caller, ino) = (caller(request), ino(inode));
+            let name = name.as_bytes();
             self.call("removexattr", |vfs| {
-                vfs.removexattr(caller(request), ino(inode), name.as_bytes(), reply);
+                vfs.removexattr(caller, ino, name, reply)
             });
         }
     }
@@ -504,15 +502,19 @@ impl fuser::Filesystem for Adapter {
     fn ioctl(
         &self,
         _request: &Request,
-        _inode: INodeNo,
-        _file: FileHandle,
+        inode: INodeNo,
+        file: FileHandle,
         _flags: IoctlFlags,
-        _command: u32,
-        _data: &[u8],
+        number: u32,
+        data: &[u8],
         _out_size: u32,
         reply: ReplyIoctl,
     ) {
-        reply.error(fuser::Errno::ENOTTY);
+        let (reply, ino, handle) = (answers::done(reply), ino(inode), handle(file));
+        match command_of(number, data) {
+            Some(command) => self.call("ioctl", |vfs| vfs.command(ino, handle, command, reply)),
+            None => reply.err(Errno::ENOTTY),
+        }
     }
 
     fn fallocate(

@@ -15,12 +15,14 @@
 //! | [`error`] | the reasons why mounting or unmounting fails |
 //! | [`mountinfo`] | reading the table of mounts |
 //! | [`notifier`] | invalidating what the kernel caches |
+//! | `command` | requests through an open file, on read-only mounts too |
 //! | `adapter`, `convert`, `negotiate` | the library fuser (also in `session` and `notifier`) |
 //! | `fusermount` | mounting without root |
 //! | `own` | finding and unmounting the mount that this process made |
 //! | `utab` | the entry in libmount's table by which umount(8) finds its helper |
 
 mod adapter;
+mod command;
 mod convert;
 pub mod errno;
 pub mod error;
@@ -36,6 +38,7 @@ pub mod types;
 mod utab;
 pub mod vfs;
 
+pub use command::{COMMAND_BYTES_MAX, send_command};
 pub use errno::Errno;
 pub use error::MountError;
 pub use mountinfo::{FILE_SYSTEM_TYPE, MountEntry, MountInfo, find_mount, mounts, places_of};

@@ -281,4 +281,11 @@ pub trait Vfs: Send + Sync + 'static {
     /// Copies bytes within the filesystem. The answer is the number of bytes copied, possibly fewer
     /// than requested.
     fn copy_file_range(&self, request: CopyFileRange, reply: Reply<u64>);
+
+    /// Carries out a command that was sent through an open file by
+    /// [`send_command`](crate::send_command). It arrives on read-only mounts too. Unless it is
+    /// implemented, it answers ENOTTY.
+    fn command(&self, _ino: Ino, _handle: Handle, _command: &[u8], reply: Reply<()>) {
+        reply.err(Errno::ENOTTY);
+    }
 }

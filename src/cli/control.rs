@@ -74,19 +74,26 @@ impl MountClient {
     pub fn request(&self, request: &Value) -> Result<Value, Failure> {
         let path = self.mount_point().join(".bkfs/control");
         let failed = |error: std::io::Error| unreachable(&path, &error);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .map_err(failed)?;
         let text = request.to_string();
-        let written = file.write_at(text.as_bytes(), 0).map_err(failed)?;
-        if written != text.len() {
-            return Err(Failure::new(format!(
-                "{}: the request was sent only in part",
-                path.display()
-            )));
-        }
+        let file = match OpenOptions::new().read(true).write(true).open(&path) {
+            Ok(file) => {
+                let written = file.write_at(text.as_bytes(), 0).map_err(failed)?;
+                if written != text.len() {
+                    return Err(Failure::new(format!(
+                        "{}: the request was sent only in part",
+                        path.display()
+                    )));
+                }
+                file
+            }
+            // The kernel lets no write through to a read-only mount.
+            Err(error) if error.kind() == std::io::ErrorKind::ReadOnlyFilesystem => {
+                let file = OpenOptions::new().read(true).open(&path).map_err(failed)?;
+                bkfs_fuse::send_command(&file, text.as_bytes()).map_err(failed)?;
+                file
+            }
+            Err(error) => return Err(failed(error)),
+        };
         let mut answer = Vec::new();
         let mut buffer = vec![0; 64 * 1024];
         loop {

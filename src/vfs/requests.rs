@@ -288,6 +288,13 @@ impl Vfs for BkfsVfs {
             mount.copy_file_range(request).await
         });
     }
+
+    fn command(&self, _: Ino, handle: Handle, command: &[u8], reply: Reply<()>) {
+        let command = Bytes::copy_from_slice(command);
+        self.answer(reply, move |mount| async move {
+            mount.command(handle, command).await
+        });
+    }
 }
 
 /// Starts a task that fetches the bytes that are likely to be read next, while `range` itself is
@@ -341,6 +348,18 @@ impl Mount {
         let length = range.end - range.start;
         self.observed.note_read(inode, range.start, length);
         Ok(view.read(Scope::Live, inode, range).await?.into())
+    }
+
+    /// Handles a request to `.bkfs/control` that comes by another way than a write, as on read-only
+    /// mounts. The same handle reads its answer.
+    async fn command(&self, handle: Handle, command: Bytes) -> Result<(), VolumeError> {
+        let open = self.open_file(handle)?;
+        let Open::Control(answer) = open.as_ref() else {
+            return Err(VolumeError::NotSupported);
+        };
+        let text = self.control.handle(command).await;
+        *answer.lock() = Bytes::from(text);
+        Ok(())
     }
 
     async fn write(

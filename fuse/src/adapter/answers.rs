@@ -40,6 +40,13 @@ pub(super) fn empty(operation: &'static str, reply: fuser::ReplyEmpty) -> Reply<
     })
 }
 
+pub(super) fn done(reply: fuser::ReplyIoctl) -> Reply<()> {
+    Reply::new("ioctl", move |answer: Result<(), Errno>| match answer {
+        Ok(()) => reply.ioctl(0, &[]),
+        Err(errno) => reply.error(convert::errno(errno)),
+    })
+}
+
 pub(super) fn entry(
     operation: &'static str,
     reply: fuser::ReplyEntry,

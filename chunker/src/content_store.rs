@@ -4,6 +4,7 @@
 //! Owns the opening of these parts, and connects the index and the read path to them. Does not know
 //! roots, sessions or files: the caller says which index objects are current.
 
+mod pinning;
 mod read;
 
 use std::collections::HashSet;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bkfs_store::Store;
 use bkfs_store::entropy::Entropy;
+use bkfs_store::urgency::Urgency;
 
 use crate::cache::{DiskCache, make_directory};
 use crate::catalog::{
@@ -26,12 +28,14 @@ use crate::hydrate::{Reader, ReaderParts};
 use crate::id::{Id, Prefix};
 use crate::metrics::Metrics;
 use crate::pack::PackName;
+use crate::pins::Pins;
 use crate::runtime::Runtime;
 use crate::store_client::StoreClient;
 use crate::verify::PackContents;
 use crate::workers::Workers;
 
 pub use crate::config::{Compression, ContentStoreConfig};
+pub use pinning::{PinFacts, PinPlan, PinProgress};
 pub use read::Prefetch;
 
 /// Loads the newest root's index when an object is not where the current index says
@@ -47,6 +51,8 @@ pub trait Renew: Send + Sync + std::fmt::Debug {
 pub struct ContentStore {
     shared: Arc<Runtime>,
     renew: Arc<OnceLock<Arc<dyn Renew>>>,
+    /// How soon the callers of this handle need what they read.
+    urgency: Urgency,
 }
 
 impl ContentStore {
@@ -83,14 +89,14 @@ impl ContentStore {
             threads => Workers::pool(threads)
                 .map_err(|_| ContentError::Internal("the system gives no threads"))?,
         };
-        let (files, disk) = match &config.cache_dir {
-            None => (None, None),
-            Some(directory) => {
-                let (files, disk) = open_cache(directory, &keyring, config.cache_bytes)?;
-                link.counters.disk_cache_bytes.set(disk.used());
-                (Some(files), Some(Arc::new(disk)))
-            }
-        };
+        let (mut files, mut disk, mut pins) = (None, None, None);
+        if let Some(directory) = &config.cache_dir {
+            let opened = open_cache(directory, &keyring, config.cache_bytes)?;
+            link.counters.disk_cache_bytes.set(opened.disk.used());
+            files = Some(opened.files);
+            disk = Some(Arc::new(opened.disk));
+            pins = Some(Arc::new(opened.pins));
+        }
         let fetch_gate = Arc::new(ByteGate::new(config.memory.fetch_bytes));
         let catalog = Arc::new(Catalog::new(
             files,
@@ -105,10 +111,12 @@ impl ContentStore {
             workers: workers.clone(),
             catalog: Arc::clone(&catalog),
             disk,
+            pins,
             saves_requests: config.saves_requests,
             fetch_gate,
             cache_bytes: config.memory.cache_bytes,
         }));
+        reader.heed_pins();
         let shared = Runtime {
             cutter: keyring.cutter(&config.parameters),
             link,
@@ -121,6 +129,7 @@ impl ContentStore {
         Ok(Self {
             shared: Arc::new(shared),
             renew: Arc::default(),
+            urgency: Urgency::Now,
         })
     }
 
@@ -324,19 +333,27 @@ impl ContentStore {
     }
 }
 
-/// Opens the on-disk index tables and frame cache of one repository.
+/// What a cache directory has of one repository.
+struct OpenedCache {
+    files: TableFiles,
+    disk: DiskCache,
+    pins: Pins,
+}
+
+/// Opens the on-disk index tables, frame cache and pins of one repository.
 fn open_cache(
     directory: &Path,
     keyring: &Keyring,
     bytes: u64,
-) -> Result<(TableFiles, DiskCache), ContentError> {
+) -> Result<OpenedCache, ContentError> {
     let root = directory.join(keyring.repository().to_string());
     let open = || {
         make_directory(&root)?;
-        Ok((
-            TableFiles::open_directory(&root)?,
-            DiskCache::open(&root, bytes)?,
-        ))
+        let files = TableFiles::open_directory(&root)?;
+        let pins = Pins::open(&root, keyring.clone())?;
+        let disk = DiskCache::open(&root, bytes.saturating_sub(pins.disk_bytes()))?;
+        disk.limit_to(bytes);
+        Ok(OpenedCache { files, disk, pins })
     };
     open().map_err(|error: std::io::Error| ContentError::CacheDirectory {
         path: root.display().to_string(),

@@ -28,6 +28,7 @@ mod hydrate;
 pub mod ingest;
 pub mod metrics;
 mod pending;
+pub mod pins;
 mod progress;
 mod runtime;
 pub mod spool;

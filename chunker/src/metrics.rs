@@ -104,8 +104,10 @@ counters! {
     /// The number of uploads that may run concurrently now. It is lower while the store asks for
     /// fewer requests.
     Gauge uploads_at_once,
-    /// Bytes in the cache on disk now.
+    /// Bytes in the cache on disk now. Pinned ones are not counted.
     Gauge disk_cache_bytes,
+    /// Bytes of pinned data on disk now. No eviction takes them.
+    Gauge pinned_bytes,
 }
 
 /// One counter.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bkfs_store::entropy::Entropy;
 use bkfs_store::rate_limit::{ConcurrencyLimit, Meter, Rates};
+use bkfs_store::urgency::{SharedUrgency, Urgency};
 use bkfs_store::{Signs, Store, StoreError, StoreErrorKind, body_bytes};
 use bytes::Bytes;
 use tokio::sync::Semaphore;
@@ -159,7 +160,13 @@ impl StoreClient {
     /// could not be read, for the whole timeout.
     pub(crate) async fn get(&self, key: &str) -> Result<Bytes, ContentError> {
         let read = || async { self.store.get(key).await.map(|(bytes, _)| bytes) };
-        self.read(key, read).await
+        self.read(key, &SharedUrgency::new(Urgency::Now), read)
+            .await
+    }
+
+    /// Lets reads begin whose urgency was raised.
+    pub(crate) fn reconsider_reads(&self) {
+        self.downloads.reconsider();
     }
 
     /// Reads exactly the bytes `range` of an object, whose end is exclusive.
@@ -172,9 +179,20 @@ impl StoreClient {
         key: &str,
         range: Range<u64>,
     ) -> Result<Bytes, ContentError> {
+        self.get_range_as(key, range, &SharedUrgency::new(Urgency::Now))
+            .await
+    }
+
+    /// As [`StoreClient::get_range`], for a caller of this urgency.
+    pub(crate) async fn get_range_as(
+        &self,
+        key: &str,
+        range: Range<u64>,
+        urgency: &SharedUrgency,
+    ) -> Result<Bytes, ContentError> {
         let length = range.end - range.start;
         let read = || self.store.get_range(key, range.clone());
-        let bytes = self.read(key, read).await?;
+        let bytes = self.read(key, urgency, read).await?;
         if bytes.len() as u64 != length {
             return Err(ContentError::damaged(
                 key,
@@ -201,7 +219,8 @@ impl StoreClient {
             whole.store(bytes, Ordering::Relaxed);
             Ok(tail)
         };
-        let tail = self.read(key, read).await?;
+        let urgency = SharedUrgency::new(Urgency::Now);
+        let tail = self.read(key, &urgency, read).await?;
         let whole = whole.into_inner();
         match tail.len() as u64 == length.min(whole) {
             true => Ok((tail, whole)),
@@ -212,7 +231,12 @@ impl StoreClient {
         }
     }
 
-    async fn read<F, R>(&self, key: &str, request: F) -> Result<Bytes, ContentError>
+    async fn read<F, R>(
+        &self,
+        key: &str,
+        urgency: &SharedUrgency,
+        request: F,
+    ) -> Result<Bytes, ContentError>
     where
         F: Fn() -> R,
         R: Future<Output = Result<Bytes, StoreError>>,
@@ -222,7 +246,7 @@ impl StoreClient {
             let mut attempt = 0;
             loop {
                 attempt += 1;
-                let turn = self.downloads.take().await;
+                let turn = self.downloads.take_as(urgency).await;
                 // The length of an object that is read whole is known only afterwards.
                 let waiting = || self.reading.note_waiting();
                 self.download_rate.pass(0, waiting).await;

@@ -26,7 +26,8 @@ DIRECTORY/rules is a JSON object, read again whenever it changes:
           cut-request         the server gets a half of the request, and the connection is closed
           lie                 a PUT is acknowledged and not applied: a test that misses it is none
 DIRECTORY/log has a line for each request: method, class, what became of it, when it came and was
-answered (seconds), its path. DIRECTORY/struck has a line for each fault: method, class, fault, when,
+answered (seconds), its path. DIRECTORY/answers has two lines for each answer to a GET that is passed on:
+`begin` before its first byte and `end` after its last one, class, bytes, when, path, range. DIRECTORY/struck has a line for each fault: method, class, fault, when,
 path. DIRECTORY/held has `begin` and `end` of each request that was held back.
 The class of an object is the directory that it lies in, below bucket and prefix: data, meta, index, journal, sessions, root …
 """
@@ -204,7 +205,15 @@ class Proxy(BaseHTTPRequestHandler):
             os.kill(rules["crash"]["pid"], signal.SIGKILL)
             return self.drop()
         time.sleep(rules.get("delay_ms", 0) / 1000)
+        self.passes("begin", kind, answer)
         self.reply(status, headers, answer, rate)
+        self.passes("end", kind, answer)
+
+    def passes(self, what, kind, answer):
+        if self.command == "GET":
+            span = self.headers.get("Range", "all").removeprefix("bytes=")
+            when = f"{time.monotonic():.3f}"
+            note("answers", what, kind, len(answer), when, self.path.split("?")[0], span)
 
     def told(self, kind, what, came):
         note("log", self.command, kind, what, came, f"{time.monotonic():.3f}", self.path)

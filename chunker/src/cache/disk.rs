@@ -7,6 +7,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use bytes::Bytes;
 use lru::LruCache;
 use parking_lot::Mutex;
+use rustix::fs::FallocateFlags;
 
 use crate::crypto::NONCE_LEN;
 use crate::pack::PackName;
@@ -27,6 +29,8 @@ const OPEN_FILES: usize = 128;
 pub(crate) struct DiskCache {
     root: PathBuf,
     limit: AtomicU64,
+    /// Bytes of the limit that other data takes.
+    reserved: AtomicU64,
     writes_off: AtomicBool,
     reads_off: AtomicBool,
     state: Mutex<DiskCacheState>,
@@ -67,41 +71,53 @@ impl DiskCache {
     pub(crate) fn open(root: &Path, limit: u64) -> io::Result<Self> {
         let root = root.join("packs");
         make_directory(&root)?;
-        let mut found = Vec::new();
-        for shelf in fs::read_dir(&root)? {
-            let Ok(files) = fs::read_dir(shelf?.path()) else {
-                continue;
-            };
-            found.extend(files.flatten().filter_map(|file| {
-                let name: PackName = file.file_name().to_str()?.parse().ok()?;
-                let data = file.metadata().ok()?;
-                Some(((data.mtime(), data.mtime_nsec()), name, data.blocks() * 512))
-            }));
-        }
-        found.sort_unstable();
-        let mut state = DiskCacheState {
-            packs: LruCache::unbounded(),
-            used: 0,
-            open: 0,
-        };
-        for (_, name, bytes) in found {
-            state.used += bytes;
-            state.packs.put(name, Entry::new(bytes));
-        }
         let cache = Self {
-            root,
             limit: AtomicU64::new(limit),
+            reserved: AtomicU64::new(0),
             writes_off: AtomicBool::new(false),
             reads_off: AtomicBool::new(false),
-            state: Mutex::new(state),
+            state: Mutex::new(DiskCacheState::of(&root)?),
+            root,
         };
         cache.evict();
         Ok(cache)
     }
 
+    /// Closes all files, and looks again which there are: other processes may have made or removed
+    /// some. If the directory cannot be read, what is known stays.
+    pub(crate) fn reopen(&self) {
+        if let Ok(state) = DiskCacheState::of(&self.root) {
+            *self.state.lock() = state;
+        }
+    }
+
     /// Returns the bytes that the files take on disk, as far as this process knows.
     pub(crate) fn used(&self) -> u64 {
         self.state.lock().used
+    }
+
+    /// Sets the limit, in bytes. Evicts nothing.
+    pub(crate) fn limit_to(&self, bytes: u64) {
+        self.limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Leaves `bytes` bytes of the limit to other data. Evicts files until the rest is enough.
+    pub(crate) fn reserve(&self, bytes: u64) {
+        self.reserved.store(bytes, Ordering::Relaxed);
+        self.evict();
+    }
+
+    /// Evicts files that take `bytes` bytes or more. Returns false if there are none left.
+    pub(crate) fn make_room(&self, bytes: u64) -> bool {
+        let before = self.used();
+        self.evict_to(before.saturating_sub(bytes.max(1)));
+        self.used() < before
+    }
+
+    /// Returns the packs of which the cache may hold a part.
+    pub(crate) fn names(&self) -> Vec<PackName> {
+        let state = self.state.lock();
+        state.packs.iter().map(|(name, _)| *name).collect()
     }
 
     /// Returns true if the cache may hold a part of the pack.
@@ -139,20 +155,51 @@ impl DiskCache {
         if self.writes_off.load(Ordering::Relaxed) || self.limit.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let written = self.file_for_writing(name).and_then(|file| {
-            for (offset, bytes) in parts {
-                file.write_all_at(bytes, *offset)?;
-            }
-            Ok(file.metadata()?.blocks() * 512)
-        });
-        match written {
-            Ok(bytes) => {
-                self.account(name, bytes);
-                self.evict();
-            }
+        match self.put(name, parts) {
+            Ok(()) => self.evict(),
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => self.shrink(&error),
             Err(error) if is_passing(&error) => tracing::debug!(%error, "not kept in the cache"),
             Err(error) => self.trouble(&error, &self.writes_off),
+        }
+    }
+
+    /// Writes parts of a pack as [`DiskCache::write`] does, and evicts nothing.
+    ///
+    /// # Errors
+    /// The error of the file system. Some of the parts may be written.
+    pub(crate) fn put(&self, name: PackName, parts: &[(u64, Bytes)]) -> io::Result<()> {
+        let file = self.file_for_writing(name)?;
+        for (offset, bytes) in parts {
+            file.write_all_at(bytes, *offset)?;
+        }
+        self.account(name, file.metadata()?.blocks() * 512);
+        Ok(())
+    }
+
+    /// Makes the written parts of a pack survive a power loss.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub(crate) fn sync(&self, name: PackName) -> io::Result<()> {
+        self.file_for_writing(name)?.sync_all()
+    }
+
+    /// Removes the file of a pack.
+    pub(crate) fn remove(&self, name: PackName) {
+        self.state.lock().forget(name);
+        let _ = fs::remove_file(self.path(name));
+    }
+
+    /// Frees the disk space of a range of a pack. Errors are ignored: the space stays in use.
+    pub(crate) fn punch(&self, name: PackName, range: &Range<u64>) {
+        let Ok(file) = self.file_for_writing(name) else {
+            return;
+        };
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let length = range.end - range.start;
+        let _ = rustix::fs::fallocate(&file, flags, range.start, length);
+        if let Ok(data) = file.metadata() {
+            self.account(name, data.blocks() * 512);
         }
     }
 
@@ -248,6 +295,10 @@ impl DiskCache {
 
     fn evict(&self) {
         let limit = self.limit.load(Ordering::Relaxed);
+        self.evict_to(limit.saturating_sub(self.reserved.load(Ordering::Relaxed)));
+    }
+
+    fn evict_to(&self, limit: u64) {
         let mut state = self.state.lock();
         while state.used > limit {
             let Some((name, entry)) = state.packs.pop_lru() else {
@@ -262,7 +313,7 @@ impl DiskCache {
     /// Handles a full disk: lowers the limit to 7/8 of the bytes in use, and evicts files.
     fn shrink(&self, error: &io::Error) {
         let used = self.used();
-        let less = used - used / 8;
+        let less = used - used / 8 + self.reserved.load(Ordering::Relaxed);
         let before = self.limit.fetch_min(less, Ordering::Relaxed);
         if less < before {
             tracing::warn!(
@@ -286,6 +337,32 @@ impl DiskCache {
 }
 
 impl DiskCacheState {
+    /// Returns the files below `root`, those that were used last as such, and none of them open.
+    fn of(root: &Path) -> io::Result<Self> {
+        let mut found = Vec::new();
+        for shelf in fs::read_dir(root)? {
+            let Ok(files) = fs::read_dir(shelf?.path()) else {
+                continue;
+            };
+            found.extend(files.flatten().filter_map(|file| {
+                let name: PackName = file.file_name().to_str()?.parse().ok()?;
+                let data = file.metadata().ok()?;
+                Some(((data.mtime(), data.mtime_nsec()), name, data.blocks() * 512))
+            }));
+        }
+        found.sort_unstable();
+        let mut state = Self {
+            packs: LruCache::unbounded(),
+            used: 0,
+            open: 0,
+        };
+        for (_, name, bytes) in found {
+            state.used += bytes;
+            state.packs.put(name, Entry::new(bytes));
+        }
+        Ok(state)
+    }
+
     fn forget(&mut self, name: PackName) -> bool {
         let Some(entry) = self.packs.pop(&name) else {
             return false;

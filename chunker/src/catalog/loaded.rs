@@ -2,6 +2,7 @@
 //!
 //! Owns what its table answers, and what is known of a table that could not be made anew.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use super::files::TableBytes;
 use super::reference::IndexRef;
 use crate::crypto::{Class, HEADER_LEN};
 use crate::error::ContentError;
-use crate::index::{self, PackNumber, ReadAt, Table, TableError};
+use crate::index::{self, PackNumber, PartialPack, ReadAt, Table, TableError};
 use crate::pack::PackName;
 
 /// How long an attempt that failed counts for look-ups that come after it. Otherwise each of many
@@ -88,7 +89,7 @@ impl DamagedTable {
 }
 
 impl Loaded {
-    pub(super) fn new(reference: IndexRef, table: Table<TableBytes>) -> Self {
+    pub(crate) fn new(reference: IndexRef, table: Table<TableBytes>) -> Self {
         Self {
             reference,
             table,
@@ -161,6 +162,29 @@ impl Loaded {
         })
     }
 
+    /// Returns all packs of the table, each with those of its frames that the table has.
+    ///
+    /// # Errors
+    /// [`TableError`] if a block of the table does not verify.
+    pub(crate) fn parts(&self) -> Result<BTreeMap<PackName, PartialPack>, TableError> {
+        let mut parts = BTreeMap::new();
+        for number in (0..self.table.pack_count()).map(PackNumber) {
+            let Some(pack) = self.table.pack(number)? else {
+                continue;
+            };
+            let mut frames = BTreeMap::new();
+            for frame in 0..=u16::MAX {
+                match self.table.frame(number, frame)? {
+                    Some(found) if found.stored_length > 0 => drop(frames.insert(frame, found)),
+                    Some(_) => {}
+                    None => break,
+                }
+            }
+            parts.insert(pack.name, PartialPack { pack, frames });
+        }
+        Ok(parts)
+    }
+
     /// Returns another frame of the pack that holds `location`. `None` if the pack has no such
     /// frame, or if the table cannot say.
     pub(crate) fn neighbour(
@@ -170,6 +194,10 @@ impl Loaded {
         frame: u16,
     ) -> Option<Location> {
         let found = self.table.frame(number, frame).ok()??;
+        // The table of a pin lists frames without a length that it does not have.
+        if found.stored_length == 0 {
+            return None;
+        }
         Some(Location {
             frame,
             offset: u64::from(found.offset),

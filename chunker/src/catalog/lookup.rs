@@ -134,6 +134,25 @@ impl Catalog {
         self.answer(look).await
     }
 
+    /// Returns the copies of a blob that pins have. A table of a pin that is damaged is not asked
+    /// again.
+    pub(crate) fn locate_pinned(&self, prefix: &Prefix) -> Vec<Candidate> {
+        let tables = self.pinned.read().clone();
+        match copies_in(tables.iter(), prefix, |loaded, place| {
+            loaded.candidate(place)
+        }) {
+            Ok(found) => found,
+            Err(damaged) => {
+                let (loaded, error) = (damaged.loaded, damaged.error);
+                let pin = loaded.reference().name;
+                tracing::warn!(%pin, "a pin in the cache is damaged and not used: {error}");
+                let mut pinned = self.pinned.write();
+                pinned.retain(|other| !Arc::ptr_eq(other, &loaded));
+                Vec::new()
+            }
+        }
+    }
+
     /// Returns all copies of a blob, those in condemned packs and damaged frames included.
     ///
     /// # Errors

@@ -34,8 +34,7 @@ use crate::store_client::StoreClient;
 use crate::workers::{Scratch, Workers};
 
 pub(crate) use describe::describe;
-use files::TableBytes;
-pub(crate) use files::TableFiles;
+pub(crate) use files::{TableBytes, TableFiles};
 pub(crate) use loaded::{Candidate, Loaded, Location};
 pub(crate) use lookup::Unsettled;
 pub use many::{ListedCopies, ListedCopy};
@@ -100,6 +99,8 @@ pub(crate) struct Catalog {
     /// Memory for what is fetched.
     fetch_gate: Arc<ByteGate>,
     state: RwLock<Arc<CatalogTables>>,
+    /// Tables of pins, which are asked before all others.
+    pinned: RwLock<Vec<Arc<Loaded>>>,
     quarantine: RwLock<HashSet<PackLocation>>,
     damaged: Mutex<HashSet<(PackName, u16)>>,
     recent: MemoryCache<PackName, Arc<Vec<PackRecord>>>,
@@ -140,6 +141,7 @@ impl Catalog {
             link,
             fetch_gate,
             state: RwLock::default(),
+            pinned: RwLock::default(),
             quarantine: RwLock::default(),
             damaged: Mutex::default(),
             recent: MemoryCache::new(RECENT_BYTES),
@@ -153,6 +155,11 @@ impl Catalog {
     /// Opens a run, for look-ups in it alone.
     pub(crate) async fn open_run(&self, reference: RunRef) -> Result<OpenedRun, ContentError> {
         OpenedRun::open(self.searcher.store.clone(), reference).await
+    }
+
+    /// Replaces the tables of pins.
+    pub(crate) fn set_pinned(&self, tables: Vec<Arc<Loaded>>) {
+        *self.pinned.write() = tables;
     }
 
     fn state(&self) -> Arc<CatalogTables> {

@@ -8,6 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use bkfs_store::urgency::Urgency;
 use bytes::Bytes;
 
 use super::ContentStore;
@@ -38,7 +39,8 @@ impl ContentStore {
     pub async fn read_blob(&self, kind: Kind, id: Id) -> Result<Bytes, ContentError> {
         let mut renewals = 0;
         loop {
-            let mut answers = self.shared.reader.blobs(&[(kind, id)]).await;
+            let wanted = [(kind, id)];
+            let mut answers = self.shared.reader.blobs(&wanted, self.urgency).await;
             let answer = answers.pop();
             let answer = answer.unwrap_or(Err(ContentError::Unknown { kind, id }));
             match answer {
@@ -48,7 +50,7 @@ impl ContentStore {
         }
     }
 
-    async fn renewed(&self, error: &ContentError, renewals: &mut u32) -> bool {
+    pub(super) async fn renewed(&self, error: &ContentError, renewals: &mut u32) -> bool {
         let Some(renew) = self.renew.get() else {
             return false;
         };
@@ -79,7 +81,7 @@ impl ContentStore {
     pub async fn read_each(&self, pieces: &[Piece]) -> Vec<Result<Vec<Bytes>, ContentError>> {
         let mut renewals = 0;
         loop {
-            let answers = self.shared.reader.read_each(pieces).await;
+            let answers = self.shared.reader.read_each(pieces, self.urgency).await;
             let mut failed = answers.iter().filter_map(|answer| answer.as_ref().err());
             let stale = failed.find(|error| error.wants_newer_root()).cloned();
             match stale {
@@ -136,9 +138,10 @@ impl Reader {
     async fn read_each(
         self: &Arc<Self>,
         pieces: &[Piece],
+        urgency: Urgency,
     ) -> Vec<Result<Vec<Bytes>, ContentError>> {
-        let resolved = self.resolve(pieces).await;
-        let chunks = self.chunks(&resolved).await;
+        let resolved = self.resolve(pieces, urgency).await;
+        let chunks = self.chunks(&resolved, urgency).await;
         let assembled = resolved.into_iter().map(|parts| assemble(&parts?, &chunks));
         assembled.collect()
     }
@@ -148,17 +151,21 @@ impl Reader {
     ///
     /// So the latency of the store counts at most twice, and only once if the segments are cached.
     async fn warm(self: &Arc<Self>, pieces: &[Piece]) {
-        let resolved = self.resolve(pieces).await;
-        self.chunks(&resolved).await;
+        let resolved = self.resolve(pieces, Urgency::Ahead).await;
+        self.chunks(&resolved, Urgency::Ahead).await;
     }
 
     /// Returns for each piece the parts of chunks that it consists of.
-    async fn resolve(self: &Arc<Self>, pieces: &[Piece]) -> Vec<Result<Vec<Part>, ContentError>> {
+    async fn resolve(
+        self: &Arc<Self>,
+        pieces: &[Piece],
+        urgency: Urgency,
+    ) -> Vec<Result<Vec<Part>, ContentError>> {
         let lists = pieces.iter().filter_map(|piece| match piece.target {
             Target::Segment(id) => Some(id),
             Target::Chunk(_) => None,
         });
-        let segments = self.segments(lists).await;
+        let segments = self.segments(lists, urgency).await;
         let resolve = |piece: &Piece| match piece.target {
             Target::Chunk(id) => Ok(vec![Part {
                 id,
@@ -174,9 +181,10 @@ impl Reader {
         pieces.iter().map(resolve).collect()
     }
 
-    async fn segments(
+    pub(super) async fn segments(
         self: &Arc<Self>,
         ids: impl Iterator<Item = Id>,
+        urgency: Urgency,
     ) -> HashMap<Id, Result<Arc<Segment>, ContentError>> {
         let mut found = HashMap::new();
         let mut missing = Vec::new();
@@ -191,7 +199,7 @@ impl Reader {
                 None => missing.push((Kind::Segment, id)),
             }
         }
-        let blobs = self.blobs(&missing).await;
+        let blobs = self.blobs(&missing, urgency).await;
         for ((_, id), blob) in missing.into_iter().zip(blobs) {
             let segment = blob.and_then(|bytes| {
                 let decoded = segment::decode(&bytes);
@@ -211,6 +219,7 @@ impl Reader {
     async fn chunks(
         self: &Arc<Self>,
         resolved: &[Result<Vec<Part>, ContentError>],
+        urgency: Urgency,
     ) -> HashMap<Id, Result<Bytes, ContentError>> {
         let mut wanted: Vec<(Kind, Id)> = Vec::new();
         let mut seen = std::collections::HashSet::new();
@@ -219,7 +228,7 @@ impl Reader {
                 wanted.push((Kind::Chunk, part.id));
             }
         }
-        let blobs = self.blobs(&wanted).await;
+        let blobs = self.blobs(&wanted, urgency).await;
         let ids = wanted.into_iter().map(|(_, id)| id);
         ids.zip(blobs).collect()
     }
@@ -274,11 +283,17 @@ struct Search {
     error: Option<ContentError>,
     found: Option<Bytes>,
     by_runs: RunSearch,
+    /// Whether the index was asked. It is not while a pin has the blob.
+    is_located: bool,
 }
 
 impl Reader {
     /// Reads blobs. Returns one result for each.
-    async fn blobs(self: &Arc<Self>, wanted: &[(Kind, Id)]) -> Vec<Result<Bytes, ContentError>> {
+    async fn blobs(
+        self: &Arc<Self>,
+        wanted: &[(Kind, Id)],
+        urgency: Urgency,
+    ) -> Vec<Result<Bytes, ContentError>> {
         let mut searches: Vec<Search> = Vec::with_capacity(wanted.len());
         for &(kind, id) in wanted {
             searches.push(self.search(kind, id).await);
@@ -286,13 +301,14 @@ impl Reader {
         loop {
             let (asked, sources) = next_sources(&mut searches);
             if sources.is_empty() {
-                if self.ask_runs(&mut searches).await {
+                if self.look_beyond_pins(&mut searches).await || self.ask_runs(&mut searches).await
+                {
                     continue;
                 }
                 break;
             }
             let keys: Vec<(FrameKey, u16)> = sources.iter().map(Source::place).collect();
-            let answers = self.frames(sources).await;
+            let answers = self.frames(sources, urgency).await;
             for (position, (key, slot)) in asked.into_iter().zip(keys) {
                 let answer = answers.get(&key).cloned();
                 self.consider(&mut searches[position], key, slot, answer);
@@ -317,12 +333,26 @@ impl Reader {
             error: None,
             found: None,
             by_runs: RunSearch::default(),
+            is_located: false,
         };
         self.search_pending(&mut search);
         if search.found.is_some() {
             return search;
         }
-        match self.catalog.locate(&id).await {
+        let pinned = self.catalog.locate_pinned(&id.prefix());
+        if pinned.is_empty() {
+            self.locate(&mut search).await;
+            return search;
+        }
+        let pinned = pinned.into_iter().map(Box::new);
+        search.sources.extend(pinned.map(Source::Bucket));
+        search
+    }
+
+    /// Asks the index for the copies of a blob.
+    async fn locate(&self, search: &mut Search) {
+        search.is_located = true;
+        match self.catalog.locate(&search.id).await {
             Ok(found) => {
                 for candidate in &found {
                     search.by_runs.note_tried(candidate.location.pack);
@@ -331,9 +361,21 @@ impl Reader {
                 search.sources.extend(found.map(Source::Bucket));
             }
             // Unless a copy that is pending answers.
-            Err(error) => search.error = Some(error),
+            Err(error) => search.note(error),
         }
-        search
+    }
+
+    /// Asks the index for the copies of the blobs whose pinned copies could not be read. Returns
+    /// false if there are none.
+    async fn look_beyond_pins(&self, searches: &mut [Search]) -> bool {
+        let mut has_more = false;
+        for search in searches {
+            if search.found.is_none() && !search.is_located {
+                self.locate(search).await;
+                has_more |= !search.sources.is_empty();
+            }
+        }
+        has_more
     }
 
     /// Finds further copies of the blobs that were not found, by runs. Returns false if there are

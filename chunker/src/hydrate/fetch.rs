@@ -8,10 +8,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
+use bkfs_store::urgency::{SharedUrgency, Urgency};
 use bytes::Bytes;
 
 use super::plan::{RANGE_BYTES, coalesce};
-use super::reader::{Answers, FrameAnswer, FrameKey, Reader, Region, Source};
+use super::reader::{Answers, FrameAnswer, FrameKey, Reader, Region, Source, heed};
 use super::single_flight::Duty;
 use crate::catalog::{Candidate, Location};
 use crate::crypto::{Class, ObjectOpener};
@@ -53,20 +54,25 @@ struct Errand {
 }
 
 /// A pack, and the means to fetch and open its frames.
-struct Trip {
-    candidate: Candidate,
+pub(super) struct Trip {
+    pub(super) candidate: Candidate,
     opener: Arc<ObjectOpener>,
-    key: String,
+    pub(super) key: String,
+    pub(super) urgency: SharedUrgency,
 }
 
 impl Reader {
     /// Fetches frames. Returns one result for each requested frame. If the future is dropped, the
     /// fetches that it began go on for other callers that wait for them.
-    pub(crate) async fn frames(self: &Arc<Self>, sources: Vec<Source>) -> Answers {
+    pub(crate) async fn frames(
+        self: &Arc<Self>,
+        sources: Vec<Source>,
+        urgency: Urgency,
+    ) -> Answers {
         let mut answers = Answers::new();
         let mut wanted = sources;
         for _ in 0..ASKED_MAX {
-            wanted = self.ask(wanted, &mut answers).await;
+            wanted = self.ask(wanted, urgency, &mut answers).await;
             if wanted.is_empty() {
                 break;
             }
@@ -80,7 +86,13 @@ impl Reader {
 
     /// Requests frames once. Returns the sources of those whose fetch was begun by another caller
     /// and then abandoned.
-    async fn ask(self: &Arc<Self>, sources: Vec<Source>, answers: &mut Answers) -> Vec<Source> {
+    async fn ask(
+        self: &Arc<Self>,
+        sources: Vec<Source>,
+        urgency: Urgency,
+        answers: &mut Answers,
+    ) -> Vec<Source> {
+        let urgency = SharedUrgency::new(urgency);
         // Ordered maps make a simulation repeatable.
         let mut tickets = BTreeMap::new();
         let mut trips: BTreeMap<PackName, (Box<Candidate>, Vec<Errand>)> = BTreeMap::new();
@@ -94,7 +106,7 @@ impl Reader {
                 answers.insert(key, Ok(frame));
                 continue;
             }
-            let (ticket, duty) = self.single_flight.board(key);
+            let (ticket, duty) = self.single_flight.board(key, &urgency);
             let Some(duty) = duty else {
                 tickets.insert(key, (ticket, Some(source)));
                 continue;
@@ -112,9 +124,11 @@ impl Reader {
             }
         }
         for (candidate, errands) in trips.into_values() {
-            let reader = Arc::clone(self);
-            tokio::spawn(async move { reader.travel(*candidate, errands).await });
+            let (reader, urgency) = (Arc::clone(self), urgency.clone());
+            tokio::spawn(async move { reader.travel(*candidate, errands, urgency).await });
         }
+        // Fetches of others that this call has joined may be more urgent now.
+        self.link.reconsider_reads();
         let mut again = Vec::new();
         for (key, (ticket, source)) in tickets {
             match (ticket.wait().await, source) {
@@ -135,10 +149,11 @@ impl Reader {
     pub(crate) async fn begin_in_vain(&self, id: &crate::id::Id) -> impl Sized + use<> {
         let found = self.catalog.locate(id).await.expect("the index answers");
         let location = found.first().expect("the blob is stored").location;
-        self.single_flight.board(location.key()).1
+        let urgency = SharedUrgency::new(Urgency::Now);
+        self.single_flight.board(location.key(), &urgency).1
     }
 
-    fn land(&self, key: FrameKey, duty: Duty<FrameAnswer>, answer: FrameAnswer) {
+    pub(super) fn land(&self, key: FrameKey, duty: Duty<FrameAnswer>, answer: FrameAnswer) {
         if let Ok(frame) = &answer {
             self.frames.put(key, frame.memory(), Arc::clone(frame));
         }
@@ -185,15 +200,15 @@ impl Reader {
     }
 
     /// Fetches frames of one pack.
-    async fn travel(self: Arc<Self>, candidate: Candidate, errands: Vec<Errand>) {
-        let opener = match self.opener(&candidate) {
-            Ok(opener) => opener,
+    async fn travel(
+        self: Arc<Self>,
+        candidate: Candidate,
+        errands: Vec<Errand>,
+        urgency: SharedUrgency,
+    ) {
+        let trip = match self.trip(candidate, urgency) {
+            Ok(trip) => trip,
             Err(error) => return self.land_all(errands, &error),
-        };
-        let trip = Trip {
-            key: candidate.location.pack.key(candidate.location.class),
-            candidate,
-            opener,
         };
         let mut errands = self.fetch_cached(&trip, errands).await;
         if errands.is_empty() {
@@ -225,6 +240,20 @@ impl Reader {
         futures::future::join_all(ranges.collect::<Vec<_>>()).await;
     }
 
+    /// Returns the means to fetch and open frames of the pack of a candidate.
+    pub(super) fn trip(
+        &self,
+        candidate: Candidate,
+        urgency: SharedUrgency,
+    ) -> Result<Trip, ContentError> {
+        Ok(Trip {
+            key: candidate.location.pack.key(candidate.location.class),
+            opener: self.opener(&candidate)?,
+            candidate,
+            urgency,
+        })
+    }
+
     fn land_all(&self, errands: Vec<Errand>, error: &ContentError) {
         for errand in errands {
             self.land(errand.location.key(), errand.duty, Err(error.clone()));
@@ -235,17 +264,21 @@ impl Reader {
     /// verify was never written whole.
     async fn fetch_cached(&self, trip: &Trip, errands: Vec<Errand>) -> Vec<Errand> {
         let pack = trip.candidate.location.pack;
-        let Some(disk) = self.disk.as_ref().filter(|disk| disk.has(pack)) else {
+        let disk = self.disk.clone().filter(|disk| disk.has(pack));
+        let pins = self.pins.clone().filter(|pins| pins.frames().has(pack));
+        if disk.is_none() && pins.is_none() {
             return errands;
-        };
-        let disk = Arc::clone(disk);
+        }
         let locations: Vec<Location> = errands.iter().map(|errand| errand.location).collect();
         let room = locations.iter().map(Location::memory).sum();
         let _room = self.fetch_gate.reserve(room).await;
         let read = tokio::task::spawn_blocking(move || {
             let frames = locations.into_iter().map(|location| {
-                let sealed = disk.read(pack, location.offset, location.length as usize)?;
-                Some((location, sealed))
+                let (offset, length) = (location.offset, location.length as usize);
+                let pinned = pins.as_ref();
+                let pinned = pinned.and_then(|pins| pins.frames().read(pack, offset, length));
+                let cached = || disk.as_ref()?.read(pack, offset, length);
+                Some((location, pinned.or_else(cached)?))
             });
             frames.collect::<Vec<_>>()
         });
@@ -303,7 +336,7 @@ impl Reader {
             if regions.contains(&region(&location))
                 && bytes <= room
                 && self.frames.get(&location.key()).is_none()
-                && let (_, Some(duty)) = self.single_flight.board(location.key())
+                && let (_, Some(duty)) = self.single_flight.board(location.key(), &trip.urgency)
             {
                 room -= bytes;
                 errands.push(Errand { location, duty });
@@ -325,7 +358,10 @@ impl Reader {
             .fetch_gate
             .reserve(range.end - range.start + memory)
             .await;
-        let bytes = match self.link.get_range(&trip.key, range.clone()).await {
+        let fetched = self
+            .link
+            .get_range_as(&trip.key, range.clone(), &trip.urgency);
+        let bytes = match fetched.await {
             Ok(bytes) => bytes,
             Err(ContentError::Damaged { .. }) if errands.len() > 1 => {
                 // The pack is shorter than the index says. The frames that exist can still be read
@@ -372,7 +408,10 @@ impl Reader {
     }
 
     async fn once_more(&self, trip: &Trip, location: Location) -> FrameAnswer {
-        let sealed = self.link.get_range(&trip.key, location.range()).await?;
+        let fetched = self
+            .link
+            .get_range_as(&trip.key, location.range(), &trip.urgency);
+        let sealed = fetched.await?;
         let mut decoded = self.decode(trip, vec![(location, sealed)]).await;
         match decoded.pop() {
             Some((_, answer)) => answer,
@@ -381,7 +420,7 @@ impl Reader {
     }
 
     /// Verifies and decodes frames, in jobs of about [`JOB_BYTES`] each.
-    async fn decode(
+    pub(super) async fn decode(
         &self,
         trip: &Trip,
         mut sealed: Vec<(Location, Bytes)>,
@@ -441,8 +480,13 @@ impl Reader {
         if frames.is_empty() || !self.saves_requests {
             return;
         }
+        let (pins, catalog) = (self.pins.clone(), Arc::clone(&self.catalog));
         let counters = Arc::clone(&self.link.counters);
         let write = move || {
+            // Another process may have pinned something, which leaves less room.
+            if let Some(pins) = pins.filter(|pins| pins.refresh()) {
+                heed(&pins, &catalog, Some(&disk), &counters);
+            }
             disk.write(pack, &frames);
             counters.disk_cache_bytes.set(disk.used());
         };

@@ -16,8 +16,10 @@ use crate::crypto::{Keyring, ObjectOpener};
 use crate::error::ContentError;
 use crate::gate::ByteGate;
 use crate::id::Id;
+use crate::metrics::Counters;
 use crate::pack::{NamedFrame, PackName};
 use crate::pending::{PendingBlobs, SealedHere};
+use crate::pins::Pins;
 use crate::store_client::StoreClient;
 use crate::workers::Workers;
 
@@ -32,6 +34,9 @@ pub(super) type Answers = HashMap<FrameKey, FrameAnswer>;
 
 /// A region of a pack that holds frames: the pack, and the number of the region in it.
 pub(super) type Region = (PackName, u64);
+
+/// Divisor of the memory of fetches: one part of this many is for what is pinned.
+const HYDRATION_SHARE: u64 = 4;
 
 /// Divisor of the memory cache: one part of this many holds segments.
 const SEGMENT_SHARE: u64 = 8;
@@ -57,6 +62,8 @@ pub(crate) struct Reader {
     pub(crate) workers: Workers,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) disk: Option<Arc<DiskCache>>,
+    /// What stays on disk until its user gives it up.
+    pub(crate) pins: Option<Arc<Pins>>,
     pub(crate) saves_requests: bool,
     pub(crate) fetch_gate: Arc<ByteGate>,
     pub(super) frames: MemoryCache<FrameKey, Arc<NamedFrame>>,
@@ -69,6 +76,8 @@ pub(crate) struct Reader {
     pub(crate) pending: RwLock<Vec<PendingBlobs>>,
     /// Bounds the bytes of files that prefetches have requested.
     pub(crate) prefetch_gate: ByteGate,
+    /// Bounds the memory of what is fetched for pins. It is a part of that of all fetches.
+    pub(super) hydration_gate: ByteGate,
 }
 
 /// The parts that a reader is made of.
@@ -78,6 +87,7 @@ pub(crate) struct ReaderParts {
     pub(crate) workers: Workers,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) disk: Option<Arc<DiskCache>>,
+    pub(crate) pins: Option<Arc<Pins>>,
     /// Whether fetched frames are cached on disk, and neighbours of small files are fetched with
     /// them.
     pub(crate) saves_requests: bool,
@@ -102,8 +112,10 @@ impl Reader {
             workers: parts.workers,
             catalog: parts.catalog,
             disk: parts.disk,
+            pins: parts.pins,
             saves_requests: parts.saves_requests,
             prefetch_gate: ByteGate::new(parts.fetch_gate.capacity()),
+            hydration_gate: ByteGate::new(parts.fetch_gate.capacity() / HYDRATION_SHARE),
             fetch_gate: parts.fetch_gate,
             frames: MemoryCache::new(parts.cache_bytes - segment_bytes),
             segments: MemoryCache::new(segment_bytes),
@@ -119,6 +131,14 @@ impl Reader {
         let mut pending = self.pending.write();
         pending.retain(PendingBlobs::exists);
         pending.push(blobs);
+    }
+
+    /// Makes the tables of pins and the room that they take known, after pins have changed.
+    pub(crate) fn heed_pins(&self) {
+        if let Some(pins) = &self.pins {
+            let counters = &self.link.counters;
+            heed(pins, &self.catalog, self.disk.as_deref(), counters);
+        }
     }
 
     /// Returns the opener of the pack that holds this copy.
@@ -137,6 +157,21 @@ impl Reader {
         self.openers
             .put(name, ONE_OPENER_BYTES, Arc::clone(&opener));
         Ok(opener)
+    }
+}
+
+/// Makes the tables of pins and the room that they take known.
+pub(super) fn heed(pins: &Pins, catalog: &Catalog, disk: Option<&DiskCache>, counters: &Counters) {
+    let tables = pins
+        .list()
+        .iter()
+        .map(|pin| Arc::clone(pin.table()))
+        .collect();
+    catalog.set_pinned(tables);
+    counters.pinned_bytes.set(pins.frames().used());
+    if let Some(disk) = disk {
+        disk.reserve(pins.disk_bytes());
+        counters.disk_cache_bytes.set(disk.used());
     }
 }
 

@@ -17,7 +17,7 @@ mod read_at;
 mod table;
 
 pub use block::{BLOCK_LEN, TableKey};
-pub use builder::TableBuilder;
+pub use builder::{PartialEntry, PartialPack, TableBuilder, table_of_parts};
 pub use error::TableError;
 pub use object::{INDEX_RAW_MAX, PackRecord, decode, encode, encoded_length};
 pub use read_at::{OwnMemory, ReadAt};

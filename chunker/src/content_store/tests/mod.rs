@@ -7,6 +7,7 @@ mod cached;
 mod delivered;
 mod faults;
 mod finishes;
+mod pinned;
 mod relying;
 mod runs;
 mod spooled;

@@ -14,6 +14,7 @@ pub mod exposition;
 pub mod extents;
 pub mod fault;
 pub mod glob;
+pub mod hydration;
 pub mod json_name;
 pub mod locking;
 mod logging;

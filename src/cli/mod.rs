@@ -22,6 +22,7 @@ mod find;
 mod forget;
 mod gc;
 mod hooks;
+mod hydrate;
 mod init;
 mod key;
 mod left_out;
@@ -120,6 +121,7 @@ enum Command {
     Key(key::Key),
     Lock(lock::LockCommand),
     Status(status::Status),
+    Hydrate(hydrate::Hydrate),
     #[command(subcommand)]
     Schedule(schedule::ScheduleCommand),
     #[command(hide = true)]
@@ -250,6 +252,7 @@ fn run_command(command: Command, global: &Global, output: &Output) -> Result<i32
         Command::Key(command) => key::run(command, global, output),
         Command::Lock(command) => lock::run(command, global, output),
         Command::Status(command) => status::run(command, global, output),
+        Command::Hydrate(command) => hydrate::run(command, global, output),
         Command::Generate(command) => completions::run(command, Cli::command()),
     }?;
     Ok(0)

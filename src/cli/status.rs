@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::cli::control::MountClient;
+use crate::cli::hydrate::shown;
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, bytes};
 use crate::clock::{Clock, SystemClock};
@@ -225,6 +226,61 @@ fn scrub(scrub: &Value) -> Vec<String> {
     lines
 }
 
+/// Returns what is pinned in the cache, and how far the task is that brings more.
+fn hydration(told: &Value) -> Vec<String> {
+    let count = |of: &Value, key: &str| of[key].as_u64().unwrap_or(0);
+    let pins = told["pins"]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default();
+    let mut lines = Vec::new();
+    for pin in pins {
+        let places = pin["places"]
+            .as_array()
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        let places: Vec<String> = places.iter().map(shown).collect();
+        let lacks = match pin["complete"].as_bool() {
+            Some(true) => "",
+            _ => "; not all of it is there",
+        };
+        let stored = bytes(count(pin, "stored_bytes"));
+        lines.push(format!(
+            "pinned       {stored}: {}{lacks}",
+            places.join(", ")
+        ));
+    }
+    if !pins.is_empty() {
+        lines.push(format!(
+            "             {} of the {} of the cache are pinned",
+            bytes(count(told, "pinned_bytes")),
+            bytes(count(told, "cache_bytes")),
+        ));
+    }
+    let task = &told["task"];
+    let done = bytes(count(task, "found_bytes") + count(task, "fetched_bytes"));
+    let total = bytes(count(task, "total_bytes"));
+    lines.extend(match task["phase"].as_str() {
+        Some("planning") => {
+            Some("hydrating    reads metadata, to know how much there is".to_owned())
+        }
+        Some("fetching") => {
+            let left = match task["seconds_left"].as_u64() {
+                Some(left) => format!(", {} left", units::duration(left)),
+                None => String::new(),
+            };
+            let rate = bytes(count(task, "bytes_per_second"));
+            Some(format!("hydrating    {done} of {total}, {rate}/s{left}"))
+        }
+        Some("failed") => {
+            let error = task["error"].as_str().unwrap_or("?");
+            Some(format!("hydrating    ended at {done} of {total}: {error}"))
+        }
+        _ => None,
+    });
+    lines
+}
+
 /// Returns the command that comes next if something is wrong; nothing if all is well.
 fn next(status: &Value) -> Option<String> {
     let place = status["mount_point"].as_str().unwrap_or("MOUNTPOINT");
@@ -309,6 +365,7 @@ fn text(status: &Value, rate: Option<u64>, now: i64, has_counters: bool) -> Stri
     // The store comes right below the health.
     lines.splice(1..1, store(&status["store"]));
     lines.extend(scrub(&status["scrub"]));
+    lines.extend(hydration(&status["hydration"]));
     lines.extend(spools(status));
     lines.extend(files(status, "lost"));
     lines.extend(files(status, "pending"));
@@ -372,6 +429,29 @@ mod tests {
         assert_eq!(told(Value::Null).as_deref(), Some("none yet"));
         assert_eq!(told(json!({})), None);
         assert_eq!(last_snapshot(&json!({}), 0), None);
+    }
+
+    #[test]
+    fn what_is_pinned_and_how_far_the_rest_is() {
+        assert_eq!(hydration(&Value::Null), [""; 0]);
+        let place = json!({ "volume": "main", "snapshot": "mon", "path": "/db" });
+        let told = json!({
+            "pins": [{ "places": [place], "complete": false, "stored_bytes": 3 << 20 }],
+            "pinned_bytes": 4 << 20,
+            "cache_bytes": 1 << 30,
+            "task": {
+                "phase": "fetching", "found_bytes": 0, "fetched_bytes": 1 << 20,
+                "total_bytes": 3 << 20, "bytes_per_second": 1 << 20, "seconds_left": 2,
+            },
+        });
+        assert_eq!(
+            hydration(&told),
+            [
+                "pinned       3.00 MiB: /db of snapshot mon of main; not all of it is there",
+                "             4.00 MiB of the 1.00 GiB of the cache are pinned",
+                "hydrating    1.00 MiB of 3.00 MiB, 1.00 MiB/s, 2 seconds left",
+            ]
+        );
     }
 
     #[test]

@@ -14,6 +14,8 @@ use serde_json::{Value, json};
 use crate::exposition::Exposition;
 use crate::json_name::with_name;
 use crate::mounting::advice::refusal;
+use crate::mounting::hydrating::Hydrating;
+use crate::mounting::placing::{Paths, Shown};
 use crate::mounting::scrubbing::Scrubbing;
 use crate::mounting::spooling::SpoolNews;
 use crate::mounting::supervisor::MountSupervisor;
@@ -57,6 +59,10 @@ pub struct MountControl {
     pub(super) current: Arc<Current>,
     /// Keeps the mount writable; `None` if it is read-only.
     pub(super) supervisor: Option<Arc<MountSupervisor>>,
+    /// What the root of the mount shows.
+    pub(super) shown: Shown,
+    /// Trees that are brought into the cache.
+    pub(super) hydrating: Hydrating,
     /// Background verification, if it was requested.
     pub(super) scrubbing: Option<Arc<Scrubbing>>,
     /// This process.
@@ -85,6 +91,14 @@ enum Request {
     Status {},
     /// Drop the list of lost files, and continue from the last commit.
     Acknowledge {},
+    /// Bring what lies below these paths into the cache, and keep it there.
+    Hydrate(Paths),
+    /// How far the task with this number is.
+    Hydration(u64),
+    /// Keep it no longer.
+    Unpin(Paths),
+    /// Read it without the store.
+    Proof(Paths),
 }
 
 /// What a snapshot is to be.
@@ -112,13 +126,16 @@ fn drill_of(entry: &SnapshotEntry) -> Value {
 
 impl MountControl {
     async fn carry_out(&self, request: Request) -> Result<Value, VolumeError> {
+        let request = match request {
+            Request::Hydrate(_) | Request::Hydration(_) => return Ok(self.hydrate(request).await),
+            Request::Unpin(_) | Request::Proof(_) => return Ok(self.hydrate(request).await),
+            request => request,
+        };
         let (Some(volume), Some(supervisor)) = (self.current.volume(), &self.supervisor) else {
             return match request {
                 Request::Snapshot(_) | Request::Name(_) => Err(VolumeError::ReadOnly),
                 Request::Status {} => Ok(self.told().await),
-                Request::Drain {} | Request::Resume {} | Request::Acknowledge {} => {
-                    Ok(json!({ "generation": self.generation() }))
-                }
+                _ => Ok(json!({ "generation": self.generation() })),
             };
         };
         match request {
@@ -157,7 +174,27 @@ impl MountControl {
                 volume.freeze(false);
                 Ok(json!({}))
             }
+            // Answered above.
+            Request::Hydrate(_) | Request::Hydration(_) | Request::Unpin(_) | Request::Proof(_) => {
+                Err(VolumeError::Invalid)
+            }
         }
+    }
+
+    /// Carries out a request about the cache. Its refusals have codes and hints of their own.
+    async fn hydrate(&self, request: Request) -> Value {
+        let (hydrating, shown) = (&self.hydrating, &self.shown);
+        let done = async {
+            match request {
+                Request::Hydrate(paths) => hydrating.begin(shown.planted(&paths).await?),
+                Request::Hydration(task) => hydrating.look(task),
+                Request::Unpin(paths) => hydrating.unpin(&shown.places(&paths).await?).await,
+                Request::Proof(paths) => hydrating.check(&shown.places(&paths).await?).await,
+                _ => Ok(Value::Null),
+            }
+        };
+        let done = done.await;
+        done.unwrap_or_else(|error| error.json(&self.holder.mount_point))
     }
 
     /// Returns the facts, and the newest snapshot as far as it is known without long waits.
@@ -295,6 +332,7 @@ impl MountControl {
             "since": self.since,
             "version": env!("CARGO_PKG_VERSION"),
             "scrub": self.scrubbing.as_ref().map(|scrubbing| scrubbing.status()),
+            "hydration": self.hydrating.status(),
             "metrics": self.counters(),
         })
     }
@@ -453,6 +491,7 @@ impl Control for MountControl {
             "How long the store has not answered as needed; 0 while it does.",
             lasts,
         );
+        self.hydrating.expose(&mut text);
         if let Some(scrubbing) = &self.scrubbing {
             scrubbing.expose(&mut text);
         }

@@ -22,7 +22,9 @@ use crate::mounting::ending::{Deadline, KEEPING, LEAVING, keep_ahead};
 use crate::mounting::error::MountingError;
 use crate::mounting::following::Following;
 use crate::mounting::history::Snapshots;
+use crate::mounting::hydrating::Hydrating;
 use crate::mounting::jobs::Jobs;
+use crate::mounting::placing::Shown;
 use crate::mounting::scrubbing::Scrubbing;
 use crate::mounting::settings::Settings;
 use crate::mounting::spool_place::SpoolPlace;
@@ -50,8 +52,10 @@ pub mod error;
 mod following;
 pub(crate) mod format;
 pub mod history;
+mod hydrating;
 mod jobs;
 pub mod outcome;
+mod placing;
 pub mod recovered;
 pub mod recovery;
 mod scrubbing;
@@ -243,15 +247,15 @@ impl MountPlan {
     /// [`MountingError::Root`], [`MountingError::Volume`], [`MountingError::Spool`] from the start
     /// of a writer; [`MountingError::Root`] from that of a reader.
     pub async fn assemble(&self, runtime: &Handle) -> Result<Assembled, MountingError> {
-        let (current, supervisor) = if self.is_read_only() {
-            let reader = self.reader().await?;
+        let (current, supervisor, snapshot) = if self.is_read_only() {
+            let (reader, snapshot) = self.reader().await?;
             self.repository.bear_refusals();
-            (Current::new(reader), None)
+            (Current::new(reader), None, snapshot)
         } else {
             let supervisor =
                 MountSupervisor::begin(self.writing(), self.steal, self.settings.accept_loss)
                     .await?;
-            (supervisor.current().clone(), Some(supervisor))
+            (supervisor.current().clone(), Some(supervisor), None)
         };
         let scrubbing = self.scrubbing(runtime).map(Arc::new);
         let is_followed = supervisor.is_none() && self.settings.snapshot.is_none();
@@ -259,7 +263,12 @@ impl MountPlan {
             let (repository, volume) = (self.repository.clone(), self.volume.clone());
             Following::begin(repository, volume, current.clone())
         });
-        let parts = self.parts(runtime, current, supervisor.clone(), scrubbing.clone());
+        let shown = Shown {
+            volume: self.volume.clone(),
+            snapshot,
+            current,
+        };
+        let parts = self.parts(runtime, shown, supervisor.clone(), scrubbing.clone());
         Ok(Assembled {
             vfs: BkfsVfs::new(parts),
             supervisor,
@@ -330,7 +339,7 @@ impl MountPlan {
     fn parts(
         &self,
         runtime: &Handle,
-        current: Arc<Current>,
+        shown: Shown,
         supervisor: Option<Arc<MountSupervisor>>,
         scrubbing: Option<Arc<Scrubbing>>,
     ) -> MountParts {
@@ -339,11 +348,14 @@ impl MountPlan {
             (None, Some(_)) => Lifetimes::FROZEN,
             (None, None) => Lifetimes::FOLLOWING,
         };
+        let current = shown.current.clone();
         let control: Arc<dyn Control> = Arc::new(Jobs::new(MountControl {
             repository: self.repository.clone(),
             volume_name: self.volume.clone(),
             current: current.clone(),
             supervisor,
+            shown,
+            hydrating: Hydrating::new(self.repository.content_store.clone()),
             scrubbing,
             holder: self.holder(),
             since: control::time_text(self.repository.environment.clock.now()),
@@ -388,25 +400,27 @@ impl MountPlan {
             .holder(&mount_point.to_string_lossy())
     }
 
-    /// Returns a read-only view: one snapshot, or the volume as of its last commit.
-    async fn reader(&self) -> Result<Live, MountingError> {
+    /// Returns a read-only view: one snapshot with its name, or the volume as of its last commit.
+    async fn reader(&self) -> Result<(Live, Option<String>), MountingError> {
         let repository = &self.repository;
         if let Some(name) = &self.settings.snapshot {
-            let (_, view) = repository.snapshot(&self.volume, name).await?;
-            return Ok(Live {
+            let (entry, view) = repository.snapshot(&self.volume, name).await?;
+            let live = Live {
                 view,
                 volume: None,
                 history: None,
-            });
+            };
+            return Ok((live, Some(entry.name)));
         }
         let (tree, totals) = repository.volume_tree(&self.volume).await?;
         let view = View::frozen(repository.nodes.clone(), tree, totals);
         let history = Snapshots::new(repository.clone(), self.volume.clone(), None);
-        Ok(Live {
+        let live = Live {
             view,
             volume: None,
             history: Some(Arc::new(history)),
-        })
+        };
+        Ok((live, None))
     }
 }
 

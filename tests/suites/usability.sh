@@ -248,6 +248,10 @@ json_is_as_documented() {
   head -c $((2 * MIB)) /dev/urandom >"$names/large"
   as_documented 'bkfs status' bkfs status "$MNT"
   as_documented 'bkfs snapshot' bkfs snapshot "$MNT" one
+  as_documented 'bkfs hydrate' bkfs hydrate "$names"
+  as_documented 'bkfs hydrate --check' bkfs hydrate --check "$names"
+  as_documented 'bkfs status' bkfs status "$MNT"
+  as_documented 'bkfs hydrate --unpin' bkfs hydrate --unpin "$names"
   echo y >"$names/new"
   rm "$names/link"
   as_documented 'bkfs run' bkfs run --name two "$MNT" -- true

@@ -120,7 +120,7 @@ impl ContentStore {
         let make = move || {
             pins.refresh();
             let mut parts = plan.parts;
-            check_room(&shared, &pins, Some(&parts))?;
+            check_room(&shared, &pins, &parts)?;
             let made = pins.add(&mut parts, &description, &*shared.link.entropy);
             shared.reader.heed_pins();
             made
@@ -129,22 +129,21 @@ impl ContentStore {
     }
 
     /// Brings the frames of a pin to disk, and records when all are there. What is there already is
-    /// verified and not fetched. Takes up where an earlier call ended.
+    /// verified and not fetched. Takes up where an earlier call ended, also if the cache has become
+    /// smaller: the pin has fitted when it was made.
     ///
     /// Cancel safety: dropped, it leaves the frames that were brought.
     ///
     /// # Errors
-    /// - [`PinError::DoesNotFit`] if the cache has become smaller than its pins.
     /// - [`PinError::Busy`] if another task or process does it, [`PinError::Gone`] if the pin was
     ///   given up.
     /// - [`PinError::Disk`] if the disk fails or is full.
     /// - [`PinError::Content`] if a frame cannot be fetched.
     pub async fn bring(&self, pin: &Arc<Pin>, progress: &PinProgress) -> Result<(), PinError> {
         let pins = self.pins()?;
-        let (listed, shared) = (pin.clone(), Arc::clone(&self.shared));
+        let listed = pin.clone();
         let begin = move || {
             let held = pins.hold(&listed)?;
-            check_room(&shared, &pins, None)?;
             // Another process may have removed files that are open here.
             pins.frames().reopen();
             Ok((pins, listed.packs()?, held))
@@ -365,13 +364,13 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-/// Checks that all pins, and a plan, fit into the cache and on its disk.
-fn check_room(shared: &Runtime, pins: &Pins, plan: Option<&Parts>) -> Result<(), PinError> {
+/// Checks that all pins and a plan fit into the cache and on its disk.
+fn check_room(shared: &Runtime, pins: &Pins, plan: &Parts) -> Result<(), PinError> {
     let (disk_bytes, pinned_bytes) = pins.cost(plan);
     let cache_bytes = shared.config.cache_bytes;
     if disk_bytes + pinned_bytes > cache_bytes {
         return Err(PinError::DoesNotFit {
-            stored_bytes: plan.map_or(0, Parts::stored_bytes),
+            stored_bytes: plan.stored_bytes(),
             disk_bytes,
             pinned_bytes,
             cache_bytes,

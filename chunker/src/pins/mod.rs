@@ -300,11 +300,8 @@ impl Pins {
     }
 
     /// Returns what a plan takes in addition to the pins, and what the pins take, in bytes on disk.
-    pub(crate) fn cost(&self, plan: Option<&Parts>) -> (u64, u64) {
+    pub(crate) fn cost(&self, plan: &Parts) -> (u64, u64) {
         let before = self.disk_bytes();
-        let Some(plan) = plan else {
-            return (0, before);
-        };
         let mut all = united(&self.list());
         unite(&mut all, &plan.packs);
         (disk_bytes(&all).saturating_sub(before), before)

@@ -176,7 +176,7 @@ goes_on_after_a_kill() {
   remember_pid $!
   wait_for 60 eval '[ "$(task fetched_bytes)" -gt $((MIB << 19)) ]' || wrong "nothing comes"
   total=$(task total_bytes)
-  daemon=$(daemon_of "$MNT")
+  daemon=$(jq .pid "$MNT/.bkfs/status")
   kill -KILL "$daemon"
   at=$(cut -d' ' -f1 /proc/uptime)
   killed=$(wc -l <"$FAULTS/answers")

@@ -30,6 +30,10 @@ use crate::store_client::StoreClient;
 /// Ranges of frames that are brought concurrently, at most. Their requests give way to all others.
 const RANGES_AT_ONCE: usize = 8;
 
+/// Memory that the frames of one range take while they are verified, in bytes. Frames that were
+/// compressed well are far longer than what is fetched.
+const JOB_BYTES: u64 = 16 << 20;
+
 /// Blobs that are looked up in a row before other tasks of the thread get a turn.
 const LOOKUPS_IN_A_ROW: usize = 256;
 
@@ -388,7 +392,8 @@ fn check_room(shared: &Runtime, pins: &Pins, plan: &Parts) -> Result<(), PinErro
 }
 
 /// Divides the frames of packs into ranges of at most [`PIN_RANGE_BYTES`] that lie close together,
-/// in the order of packs: each with a candidate that opens its pack.
+/// and of frames that take at most [`JOB_BYTES`] of memory. Returns them in the order of packs,
+/// each with a candidate that opens its pack.
 fn ranges(packs: &Packs) -> Vec<(Candidate, Vec<Location>)> {
     let mut all = Vec::new();
     for (name, pack) in packs {
@@ -407,16 +412,24 @@ fn ranges(packs: &Packs) -> Vec<(Candidate, Vec<Location>)> {
             .collect();
         let places: Vec<_> = frames.values().map(range_of).collect();
         for (_, served) in coalesce(&places, PIN_RANGE_BYTES) {
-            let locations: Vec<Location> = served.iter().map(|at| locations[*at]).collect();
-            let Some(location) = locations.first().copied() else {
-                continue;
-            };
-            let candidate = Candidate {
-                location,
-                header: pack.header,
-                table: None,
-            };
-            all.push((candidate, locations));
+            let mut bytes = 0;
+            let mut rest: Vec<Location> = served.iter().map(|at| locations[*at]).collect();
+            while !rest.is_empty() {
+                // At least one frame, however large.
+                let fits = rest.iter().take_while(|at| {
+                    bytes += at.memory();
+                    bytes <= JOB_BYTES
+                });
+                let after = rest.split_off(fits.count().max(1));
+                let locations = std::mem::replace(&mut rest, after);
+                bytes = 0;
+                let candidate = Candidate {
+                    location: locations[0],
+                    header: pack.header,
+                    table: None,
+                };
+                all.push((candidate, locations));
+            }
         }
     }
     all
@@ -491,5 +504,46 @@ impl Store for NoStore {
 
     fn describe(&self) -> String {
         "no store".to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::crypto::{Class, HEADER_LEN};
+    use crate::index::{FrameLocation, PackEntry};
+    use crate::pack::PackName;
+
+    #[test]
+    fn a_job_takes_bounded_memory_unless_one_frame_takes_more() {
+        let name = PackName::from_bytes([1; 16]);
+        let frame = |number: u16| FrameLocation {
+            offset: 128 + u32::from(number) * 10_000,
+            stored_length: 10_000,
+            raw_length: if number == 7 { 40 << 20 } else { 3 << 20 },
+        };
+        let frames: BTreeMap<u16, FrameLocation> =
+            (0..100).map(|number| (number, frame(number))).collect();
+        let pack = PackEntry {
+            name,
+            class: Class::DataPack,
+            length: 2_000_000,
+            header: [0; HEADER_LEN],
+        };
+        let jobs = ranges(&Packs::from([(name, PartialPack { pack, frames })]));
+        let mut next = 0;
+        for (candidate, locations) in &jobs {
+            assert_eq!(candidate.location, locations[0]);
+            let memory: u64 = locations.iter().map(Location::memory).sum();
+            assert!(memory <= JOB_BYTES || locations.len() == 1, "{memory}");
+            for location in locations {
+                assert_eq!(location.frame, next, "each once, in order");
+                next += 1;
+            }
+        }
+        assert_eq!(next, 100);
+        assert!(jobs.len() < 30, "{} jobs", jobs.len());
     }
 }

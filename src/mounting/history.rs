@@ -18,6 +18,13 @@ use crate::volume::error::VolumeError;
 /// Age at which the list is read again: another machine may have made or removed snapshots.
 const FRESH: Duration = Duration::from_secs(2);
 
+/// How long a list that is older waits for the store before it counts as the present one. A snapshot
+/// never changes, so a tree that is in the cache can be read below its name during an outage.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long it waits if an outage is known.
+const PATIENCE_IN_OUTAGE: Duration = Duration::from_millis(300);
+
 /// A list of snapshots that was read.
 struct Known {
     at: Instant,
@@ -52,7 +59,8 @@ impl Snapshots {
     }
 
     /// Returns the list. It is at most [`FRESH`] old, and read again once this mount knows a root
-    /// with other lists.
+    /// with other lists. While the store does not answer, the last list counts, unless this mount
+    /// knows a root with other lists.
     async fn current(&self) -> Result<SnapshotList, VolumeError> {
         // Taken before the list is read: a root that is replaced meanwhile makes this list old.
         let lists = self.repository.handle.current().root.snapshots.clone();
@@ -62,17 +70,33 @@ impl Snapshots {
         {
             return Ok(known.list.clone());
         }
-        let list = self
-            .repository
-            .snapshots()
-            .await
-            .map_err(|error| VolumeError::Commit(error.to_string()))?;
+        let older = self.older(&lists);
+        let patience = match (&older, self.repository.signs.outage()) {
+            (None, _) => Duration::MAX,
+            (Some(_), None) => PATIENCE,
+            (Some(_), Some(_)) => PATIENCE_IN_OUTAGE,
+        };
+        let read = tokio::time::timeout(patience, self.repository.snapshots()).await;
+        let list = match (read, older) {
+            (Ok(Ok(list)), _) => list,
+            (Err(_), Some(older)) => older,
+            (Ok(Err(error)), _) => return Err(VolumeError::Commit(error.to_string())),
+            // No time is too long to wait for.
+            (Err(_), None) => return Err(VolumeError::Commit("the list was not read".into())),
+        };
         *self.known.lock() = Some(Known {
             at: Instant::now(),
             lists,
             list: list.clone(),
         });
         Ok(list)
+    }
+
+    /// Returns the last list that was read, if the newest root that this mount knows has the same.
+    fn older(&self, lists: &[ListRef]) -> Option<SnapshotList> {
+        let known = self.known.lock();
+        let same = known.as_ref().filter(|known| known.lists == lists);
+        same.map(|known| known.list.clone())
     }
 }
 

@@ -80,9 +80,8 @@ impl fuser::Filesystem for Adapter {
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let reply = answers::lookup(reply, self.ownership);
-        self.call("lookup", |vfs| {
-            vfs.lookup(caller(request), ino(parent), name.as_bytes(), reply);
-        });
+        let (caller, ino, name) = (caller(request), ino(parent), name.as_bytes());
+        self.call("lookup", |vfs| vfs.lookup(caller, ino, name, reply));
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, lookups: u64) {
@@ -491,8 +490,7 @@ impl fuser::Filesystem for Adapter {
     fn removexattr(&self, request: &Request, inode: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let reply = answers::empty("removexattr", reply);
         if let Some(reply) = unless_access_control_list(name, reply) {
-            let (caller, ino) = (caller(request), ino(inode));
-            let name = name.as_bytes();
+            let (caller, ino, name) = (caller(request), ino(inode), name.as_bytes());
             self.call("removexattr", |vfs| {
                 vfs.removexattr(caller, ino, name, reply)
             });

@@ -39,7 +39,7 @@ sent() { awk -v class="$1" '$1 == "begin" && $2 == class {n += $3} END {print n 
 # manifest DIRECTORY: prints all that can be read there.
 manifest() {
   (
-    cd "$1"
+    cd "$1" || exit
     find . -path ./.bkfs -prune -o -path ./.snapshots -prune -o -printf '%P %y %m %s %T@ %n %l\n' |
       sort
     find . -path ./.bkfs -prune -o -path ./.snapshots -prune -o -type f -print0 | sort -z |
@@ -145,8 +145,10 @@ check_sees_what_is_missing() {
   exits 0 bkfs hydrate "$MNT" db
   exits 0 bkfs hydrate "$MNT" db --check
   exits 1 bkfs hydrate "$MNT" small --check
-  pack=$(find "$MACHINE/bkfs-cache" -path '*/pins/packs/*' -type f -size +1M | head -n 1)
-  fallocate -p -o 4096 -l 1M "$pack"
+  # The pack of which most is on disk.
+  pack=$(find "$MACHINE/bkfs-cache" -path '*/pins/packs/*' -type f -printf '%b %p\n' |
+    sort -rn | head -n 1 | cut -d' ' -f2)
+  fallocate -p -o 4096 -l 4M "$pack"
   exits 13 bkfs hydrate "$MNT" db --check
   says '/db/.*not in the cache|db/' 'requests to the store were refused' 'bkfs hydrate .* brings'
   exits 0 bkfs hydrate "$MNT" db

@@ -38,7 +38,7 @@ pub fn send_command(file: &File, command: &[u8]) -> io::Result<()> {
 /// Returns the command in a block that the kernel passes on. `None` if it is another ioctl.
 pub(crate) fn command_of(number: u32, block: &[u8]) -> Option<&[u8]> {
     let (length, bytes) = block.split_first_chunk()?;
-    let is_ours = u64::from(number) == OPCODE as u64 && block.len() == size_of::<Block>();
+    let is_ours = number == OPCODE && block.len() == size_of::<Block>();
     let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
     bytes.get(..length).filter(|_| is_ours)
 }
@@ -52,7 +52,7 @@ mod tests {
         let mut block = [0; size_of::<Block>()];
         block[0] = 5;
         block[4..9].copy_from_slice(b"bytes");
-        let number = OPCODE as u32;
+        let number = OPCODE;
         assert_eq!(command_of(number, &block), Some(&b"bytes"[..]));
         assert_eq!(command_of(number + 1, &block), None);
         assert_eq!(command_of(number, &block[1..]), None);

@@ -23,6 +23,9 @@ pub(super) struct Paths {
     paths: Vec<String>,
 }
 
+/// The name of a snapshot, and the names that lead to a place in it.
+type InSnapshot<'a> = (String, &'a [Vec<u8>]);
+
 /// What the root of a mount shows.
 pub(super) struct Shown {
     /// The volume's name.
@@ -88,7 +91,7 @@ impl Shown {
     fn snapshot_in<'a>(
         &self,
         names: &'a [Vec<u8>],
-    ) -> Result<Option<(String, &'a [Vec<u8>])>, HydrationError> {
+    ) -> Result<Option<InSnapshot<'a>>, HydrationError> {
         match names.first().map(Vec::as_slice) {
             Some(b".bkfs") => Err(no_such_place(names)),
             Some(b".snapshots") if self.current.history().is_some() => {

@@ -19,13 +19,9 @@ use crate::maintain::collect::plan::Effort;
 use crate::maintain::collect::share::{Count, FLOOR_BYTES, LIMIT_PERCENT, Share};
 use crate::maintain::collect::sightings::Vanished;
 use crate::maintain::collect::sweep::Holding;
-use crate::maintain::collect::{
-    Collected, Options, Prospect, collect, may_delete, prospect, verifier,
-};
-use crate::maintain::merging::{MergePolicy, merge_runs};
+use crate::maintain::collect::{Collected, Options, Prospect, collect, may_delete, prospect};
 use crate::places;
 use crate::printable;
-use crate::repository::Repository;
 use crate::retain::Span;
 use crate::root::error::RootError;
 use crate::units::size;
@@ -142,35 +138,14 @@ pub fn run(command: Gc, global: &Global, output: &Output) -> Result<(), Failure>
         }
         if found.is_empty() {
             found.remember().await;
-        } else {
-            let bar = follow_locks(output, &found);
-            let done = collect(&repository, found).await;
-            bar.finish().await;
-            let done = done?;
-            output.result(&done_json(&done), || done_text(&done))?;
+            return Ok(());
         }
-        merge(&repository, output).await;
-        Ok(())
+        let bar = follow_locks(output, &found);
+        let done = collect(&repository, found).await;
+        bar.finish().await;
+        let done = done?;
+        output.result(&done_json(&done), || done_text(&done))
     })
-}
-
-/// Merges what the index has grown by. If that fails, nothing is lost but speed, and the next
-/// collection goes on with it.
-async fn merge(repository: &Repository, output: &Output) {
-    let merged = async {
-        let verifier = verifier(repository)?;
-        merge_runs(repository, &verifier, &MergePolicy::default(), "bkfs gc").await
-    };
-    match merged.await {
-        Ok(merged) if merged.runs > 0 => output.remark(format_args!(
-            "the index was merged: {} runs of {} records ({})",
-            merged.runs,
-            merged.records,
-            bytes(merged.bytes)
-        )),
-        Ok(_) => {}
-        Err(error) => tracing::warn!(%error, "the index was not merged, and is read as before"),
-    }
 }
 
 /// Shows how far the extension of locks has come. It can take long even if nothing is freed.

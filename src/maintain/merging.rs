@@ -4,7 +4,7 @@
 //! Owns which group is made next, and the order of each step: the inputs are read, a run is written,
 //! and then the root names it. A group is built slice by slice, each in a replacement of its own. So
 //! a merge that was interrupted goes on where it stood, in whatever session. Nothing but speed
-//! depends on a merge: if it fails, the index objects answer as before.
+//! depends on a merge: if it fails, the index objects answer as before. No command merges yet.
 //!
 //! **Memory**: the packs of at most [`MergePolicy::most_blobs`] blobs, one run, and a few requests
 //! to each run that is merged.

@@ -219,8 +219,8 @@ fn make_plan(
             plan.lost_groups.clone_from(&findings.lost_groups);
             if !plan.lost_groups.is_empty() {
                 plan.steps.push(format!(
-                    "take {} groups of runs out of the root: until bkfs gc merges them anew, the \
-                     index objects that they cover are read",
+                    "take {} groups of runs out of the root: the index objects that they cover are \
+                     read in their place",
                     plan.lost_groups.len()
                 ));
             }

@@ -120,7 +120,10 @@ impl<U: Uploads> RemoveCas<'_, U> {
         kept: &SnapshotList,
     ) -> Result<SnapshotEntry, RootError> {
         let commit = self.record(entry, parent).await?;
-        let index = self.packs.finish_for(self.uploads, &next.uncovered_index()).await?;
+        let index = self
+            .packs
+            .finish_for(self.uploads, &next.uncovered_index())
+            .await?;
         let finished = self.packs.finished().ok_or(Refusal::ListsChanged)?;
         let by = (self.session, &[][..]);
         check_relied_on(next, finished, by, self.lists, self.uploads).await?;

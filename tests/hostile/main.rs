@@ -4,6 +4,9 @@
 //! Each command ends within a bound and in bounded memory, says what is wrong, writes nothing
 //! outside of its target, and prints no character that a terminal obeys.
 
+// The futures of whole commands are nested deeply.
+#![recursion_limit = "256"]
+
 mod archive;
 mod asked;
 mod commands;

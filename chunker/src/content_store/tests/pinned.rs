@@ -354,7 +354,7 @@ async fn a_store_that_goes_away_is_an_error_and_the_next_attempt_goes_on() {
     );
     let store = opened.expect("opens");
     store
-        .load_index(&world.index, &HashSet::new())
+        .load_index(&IndexSources::of_objects(&world.index), &HashSet::new())
         .await
         .expect("loads");
     let pin = pin(&store, &blobs, b"all").await;

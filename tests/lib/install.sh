@@ -191,6 +191,35 @@ need_cargo_rpm() {
     "cargo-generate-rpm@$CARGO_RPM_VERSION"
   export CARGO_RPM=$CACHE/cargo-generate-rpm-$CARGO_RPM_VERSION/bin/cargo-generate-rpm
 }
+# Only full runs make a release. For aarch64 they take Debian's compiler, which has a standard
+# library for it; a system without this compiler makes no release for aarch64.
+need_release() {
+  local version
+  [ "$FULL" = 1 ] || return 0
+  need_packages buildah cpio file python3
+  if apt-cache show rustc-web >/dev/null 2>&1; then
+    need_packages rustc-web cargo-web gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
+  fi
+  install_packages
+  is_installed rustc-web || return 0
+  version=$(dpkg-query -W -f='${Version}' rustc-web)
+  kept "aarch64-$version" fetch_aarch64_library "$version"
+  export AARCH64_SYSROOT=$CACHE/aarch64-$version
+}
+# The package is not installed: its dependencies would replace packages of this machine. apt gets
+# lists of its own, since the machine's do not name packages for other processors.
+fetch_aarch64_library() {
+  local lists=$OUT/apt options
+  mkdir -p "$lists/lists/partial" "$lists/cache/archives/partial" "$OUT/lib/rustlib"
+  options=(-o APT::Architecture=arm64 -o APT::Architectures::=arm64 -o "Dir::Cache=$lists/cache"
+    -o "Dir::State::lists=$lists/lists" -o APT::Sandbox::User=root)
+  apt-get -q "${options[@]}" update
+  cd "$lists"
+  apt-get -q "${options[@]}" download "libstd-rust-web-dev:arm64=$1"
+  dpkg-deb -x libstd-rust-web-dev_*.deb "$OUT/package"
+  mv "$OUT/package/usr/lib/rustlib/aarch64-unknown-linux-gnu" "$OUT/lib/rustlib/"
+  rm -rf "$lists" "$OUT/package"
+}
 # Only full runs of the suite `mutants` use it.
 need_cargo_mutants() {
   [ "$FULL" = 1 ] || return 0

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # about: the Debian package in a system of its own: installed, upgraded, purged, and a mount there;
-# about: in full runs, what the RPM package contains
-# needs: program cargo_deb cargo_rpm apt:make apt:binutils apt:lintian apt:mmdebstrap apt:rpm
-# limit: 900
+# about: in full runs, what the RPM package contains, and a release: the static programs and what is
+# about: made of them
+# needs: program cargo_deb cargo_rpm release apt:make apt:binutils apt:lintian apt:mmdebstrap
+# needs: apt:rpm
+# limit: 900 7200
 . "$(dirname "$0")/../lib/common.sh"
 # The mounts of the other system end with the suite.
 in_private_mounts
@@ -117,4 +119,7 @@ case_of "an upgrade keeps the configuration and the mount" upgrades_and_keeps_th
 case_of "a purge leaves nothing but the state directory" is_purged
 [ "$FULL" = 1 ] || exit 0
 case_of "make rpm: a package with the files and what it needs" makes_an_rpm_package
+. "$ROOT/tests/lib/bkfs.sh"
+. "$ROOT/tests/lib/release.sh"
+release_cases
 exit 0

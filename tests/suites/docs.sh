@@ -51,7 +51,7 @@ seen() {
   enter_system
   {
     echo '. /tmp/source/tests/lib/docs_prelude.sh'
-    [ "$page" != mounting.md ] || echo 'cp -a /tmp/source/packaging . && export BKFS=/usr/bin/bkfs'
+    [[ $page != @(mounting|install).md ]] || echo 'cp -a /tmp/source/packaging . && export BKFS=/usr/bin/bkfs'
     for n in $(seq "$COUNT"); do
       printf 'eval "$(cat /tmp/steps/%d.command)" >/tmp/steps/%d.seen 2>&1 </dev/null\n' "$n" "$n"
       printf 'echo $? >/tmp/steps/%d.status\n' "$n"

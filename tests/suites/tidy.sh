@@ -39,7 +39,7 @@ builds_take_the_same_features() {
   [ ! -s "$SUITE_TMP/differ" ] || wrong "the tests build these crates with other features"
 }
 case_of "the program and the tests take the same features" builds_take_the_same_features
-# It is for static programs only: docs/adr/0077-static-program.md.
+# It is for static programs only: docs/adr/0080-static-program.md.
 resolver_is_for_static_programs() {
   ! features_of -p bkfs -e normal,build | grep hickory || wrong "every build compiles a resolver"
   RUSTFLAGS='-C target-feature=+crt-static' features_of -p bkfs -e normal \

@@ -283,7 +283,12 @@ impl StoreProgress {
 
     /// Returns the time of the last progress, for a wait that began at `begin`.
     fn last(&self, state: &ProgressState, begin: Instant) -> Instant {
-        let moved = (self.movement.last)(&self.movement.signs);
+        // A store that takes bodies and refuses each of them moves bytes for ever. So they count
+        // only while no request was refused since the last answer.
+        let moved = match &state.error {
+            None => (self.movement.last)(&self.movement.signs),
+            Some(_) => None,
+        };
         let last = state.last.max(moved);
         last.map_or(begin, |last| last.max(begin))
     }
@@ -374,6 +379,30 @@ mod tests {
         };
         progress.watch(swallowed).await.expect_err("in vain");
         assert_eq!(begin.elapsed().as_secs(), 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bodies_that_are_refused_again_and_again_are_no_progress() {
+        let (progress, signs) = progress(10);
+        let begin = Instant::now();
+        let busy = StoreError::new(
+            bkfs_store::StoreErrorKind::Throttled,
+            bkfs_store::Operation::PutNew,
+            "data/1",
+            "slow down",
+        );
+        let refused = async {
+            loop {
+                upload(&signs, 5).await;
+                progress.note_trouble(&Arc::new(busy.clone()));
+            }
+        };
+        let stalled = progress.watch::<_>(refused).await;
+        stalled.map(|never: ()| never).expect_err("in vain");
+        assert_eq!(begin.elapsed().as_secs(), 10);
+        progress.note();
+        let slow = progress.watch(upload(&signs, 300));
+        slow.await.expect("an answer ends the trouble");
     }
 
     #[tokio::test(start_paused = true)]

@@ -113,6 +113,7 @@ fn client_builder(wanted: &Wanted) -> reqwest::Result<reqwest::ClientBuilder> {
         // The kernel notices a peer that is gone while no request is pending, within 35 s.
         // TCP_USER_TIMEOUT would also end connections to a peer that reads slowly: the time in
         // which its window is closed adds up over several openings. Limits of requests are ours.
+        .tcp_user_timeout(None)
         .tcp_keepalive(Duration::from_secs(20))
         .tcp_keepalive_interval(Duration::from_secs(5))
         .tcp_keepalive_retries(3)

@@ -213,6 +213,17 @@ impl StoreProgress {
             .await;
     }
 
+    /// Waits until no byte has moved for `patience`, counted from `begin` at the earliest. What the
+    /// store acknowledges does not matter.
+    pub(crate) async fn still(&self, begin: Instant, patience: Duration) {
+        let last = || (self.movement.last)(&self.movement.signs);
+        while let Some(last) = last().map(|last| last.max(begin))
+            && Instant::now() < last + patience
+        {
+            tokio::time::sleep_until(last + patience).await;
+        }
+    }
+
     async fn without(&self, patience: Duration, last: impl Fn(Instant) -> Instant) {
         let begin = Instant::now();
         loop {

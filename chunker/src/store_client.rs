@@ -118,8 +118,9 @@ impl StoreClient {
     }
 
     /// Sends a request that does no harm when it is sent twice. While the store is silent, the
-    /// request is sent once more, because the connection of the first one may be dead. The first
-    /// answer counts. The other request is dropped, and may still be applied.
+    /// request is sent once more, because the connection of the first one may be dead. It is not
+    /// sent a third time while bytes move: a link that pauses is not dead. The first answer counts.
+    /// The other request is dropped, and may still be applied.
     async fn answered<T, R>(
         &self,
         progress: &StoreProgress,
@@ -130,11 +131,13 @@ impl StoreClient {
         R: Future<Output = Result<T, StoreError>>,
     {
         let after = (self.timeout / REPEATED_IN_TIMEOUT).min(REPEATED_AFTER_MAX);
+        let begin = Instant::now();
         let again = async {
             progress.silent(after).await;
             // The semaphore is never closed.
             let _scout = scouts.acquire().await;
             loop {
+                progress.still(begin, after).await;
                 self.counters.retries.one();
                 match tokio::time::timeout(after, request()).await {
                     // A refusal of this one says nothing about the first, which may be nearly

@@ -141,6 +141,8 @@ enum Fate {
 struct SlowLink {
     memory: bkfs_store::MemoryStore,
     signs: Signs,
+    /// How long nothing moves at first: the kernel took that much at once.
+    pause: u64,
     seconds: u64,
     fate: Fate,
 }
@@ -158,6 +160,7 @@ impl bkfs_store::Layer for SlowLink {
     ) -> Result<bkfs_store::Version, StoreError> {
         if key.starts_with("data/") {
             let first = Instant::now();
+            tokio::time::sleep(Duration::from_secs(self.pause)).await;
             for _ in 0..self.seconds {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 self.signs.sent(first);
@@ -188,10 +191,16 @@ impl bkfs_store::Layer for SlowLink {
 
 /// Returns a link whose packs need so many seconds, with a timeout of one minute.
 fn slow_link(seconds: u64, fate: Fate) -> StoreClient {
+    pausing_link(0, seconds, fate)
+}
+
+/// Returns such a link on which nothing moves for the first `pause` seconds.
+fn pausing_link(pause: u64, seconds: u64, fate: Fate) -> StoreClient {
     use bkfs_testing::entropy::SeededEntropy;
     let store = SlowLink {
         memory: bkfs_store::MemoryStore::new(),
         signs: Signs::default(),
+        pause,
         seconds,
         fate,
     };
@@ -214,6 +223,17 @@ async fn a_transfer_that_takes_longer_than_the_timeout_is_waited_for_and_made_on
     let metrics = link.counters.snapshot();
     assert_eq!((metrics.put_requests, metrics.get_requests), (1, 1));
     assert_eq!(metrics.retries, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_transfer_that_pauses_is_sent_a_second_time_and_no_third_time() {
+    let link = pausing_link(20, 160, Fate::Answered);
+    let begin = Instant::now();
+    let body = [Bytes::from_static(b"bytes")];
+    let sent = link.progress.watch(link.create("data/1", &body)).await;
+    sent.expect("no stall").expect("created");
+    assert_eq!(begin.elapsed().as_secs(), 180);
+    assert_eq!(link.counters.snapshot().retries, 1);
 }
 
 /// Waits for a pack that is swallowed while the store answers all other requests. Returns how

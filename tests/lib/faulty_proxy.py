@@ -47,6 +47,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 PORT, BACKEND, PLACE = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding"}
 SLOW_BYTES = 16 << 10
+LINK_BYTES = 64 << 10
 CLASSES = {
     "data",
     "meta",
@@ -380,6 +381,11 @@ STRIKES = {
 class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
+
+    def server_bind(self):
+        # A slow link holds little. What sockets hold otherwise depends on the machine's settings.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LINK_BYTES)
+        super().server_bind()
 
     def handle_error(self, request, client_address):
         # Clients that were ended, and servers that were stopped, are what this is for.

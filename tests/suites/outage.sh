@@ -386,8 +386,8 @@ not_on_the_mount() {
 
 # --- a slow uplink, with a timeout that no transfer ends within
 
-# uplink FAULT RATE: mounts with timeout=8, and a proxy that does this to packs at so many bytes per
-# second. Sets `pid` to the daemon.
+# uplink FAULT RATE BYTES: mounts with timeout=8, and a proxy that does this to packs at so many
+# bytes per second. The file has so many bytes. Sets `pid` to the daemon.
 uplink() {
   machine one
   AWS_ENDPOINT_URL=$FAULTY bkfs mount -f "$URL" "$MNT" \
@@ -396,7 +396,7 @@ uplink() {
   pid=$!
   remember_pid $pid
   wait_for 30 is_mounted "$MNT" || wrong "it does not come up: $(cat "$SUITE_TMP/daemon")"
-  head -c 2400000 /dev/urandom >"$SUITE_TMP/file"
+  head -c "$3" /dev/urandom >"$SUITE_TMP/file"
   : >"$FAULTS/struck"
   faults "{\"strikes\": [{\"what\": \"$1\", \"rate\": $2, \"method\": \"PUT\", \"class\": [\"data\"]}]}"
 }
@@ -422,18 +422,18 @@ arrived() {
 }
 slow_uplink() {
   local pid took
-  uplink slow 100000
+  uplink slow 200000 4800000
   synced slow || wrong "fsync failed after $took s: $(cat "$SUITE_TMP/sync" "$SUITE_TMP/daemon")"
   [ "$took" -ge 20 ] || wrong "fsync took $took s: the uplink was not slow"
   # While the last bytes are in the buffers, a second request may try whether the store is alive.
   [ "$(struck)" -le 2 ] || wrong "the pack was sent $(struck) times"
-  row "fsync of 2.4 MB at 100 kB/s with timeout=8" "$took s"
+  row "fsync of 4.8 MB at 200 kB/s with timeout=8" "$took s"
   arrived slow
 }
 # swallowed RATE SECONDS: fsync fails within so many seconds, and nothing is lost.
 swallowed() {
   local pid took name=swallowed-$1
-  uplink swallow "$1"
+  uplink swallow "$1" 2400000
   ! synced "$name" || wrong "fsync returned 0"
   [ "$took" -ge 7 ] && [ "$took" -le "$2" ] || wrong "fsync failed after $took s"
   grep -q 'Input/output error' "$SUITE_TMP/sync" || wrong "$(cat "$SUITE_TMP/sync")"

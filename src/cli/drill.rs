@@ -22,6 +22,7 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::access::open;
+use crate::cli::hooks::Hooks;
 use crate::cli::named::resolve;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
@@ -77,6 +78,8 @@ pub struct DrillCommand {
     /// Run the command as this user
     #[arg(long, value_name = "USER")]
     user: Option<String>,
+    #[command(flatten)]
+    pub(super) hooks: Hooks,
     /// The command, and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -232,6 +235,7 @@ fn show(entry: &SnapshotEntry, drill: &Drill, errors: u64, output: &Output) -> R
     if output.is_json() {
         return output.result(&answer, String::new);
     }
+    output.keep(&answer);
     // Standard output belongs to the command.
     output.finding(format_args!(
         "drill of snapshot {}: {} in {} s, {percent} % of its bytes were read",

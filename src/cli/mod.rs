@@ -138,6 +138,7 @@ impl Command {
             Self::Gc(gc) => Watched::begin(&gc.hooks, "gc", &gc.url),
             Self::Check(check) => Watched::begin(&check.hooks, "check", &check.url),
             Self::Copy(copy) => Watched::begin(&copy.hooks, "copy", &copy.to),
+            Self::Drill(drill) => Watched::begin(&drill.hooks, "drill", &drill.url),
             _ => None,
         }
     }

@@ -248,7 +248,7 @@ fn list(output: &Output) -> Result<(), Failure> {
 fn job_json(job: &Job) -> Value {
     json!({
         "unit": job.unit, "at": job.at, "delay": job.delay, "commands": job.commands,
-        "repositories": job.repositories, "mount": job.mount,
+        "repositories": job.repositories, "mount": job.mount(),
     })
 }
 

@@ -4,7 +4,7 @@
 //! how systemd learns of them (`cli::schedule`).
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
@@ -26,6 +26,8 @@ pub struct Schedule {
     check: Option<CheckJob>,
     /// The copy to another repository.
     copy: Option<CopyJob>,
+    /// Drills, by a name of the user's choice.
+    drill: BTreeMap<String, DrillJob>,
     /// The metrics of the repository, in a file.
     metrics: Option<MetricsJob>,
     /// The command that each job starts at its end if it has succeeded.
@@ -91,6 +93,26 @@ struct CopyJob {
     options: Vec<String>,
 }
 
+/// `bkfs drill`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DrillJob {
+    at: String,
+    delay: Option<String>,
+    /// The snapshot: its name, `latest` or `@TIME`.
+    #[serde(default = "latest")]
+    snapshot: String,
+    /// What runs on the clone, and its arguments.
+    command: Vec<String>,
+    /// More options of `bkfs drill`.
+    #[serde(default)]
+    options: Vec<String>,
+}
+
+fn latest() -> String {
+    "latest".to_owned()
+}
+
 /// `bkfs metrics --textfile`. It starts no commands at its end: it runs often.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -116,10 +138,31 @@ pub struct Job {
     pub commands: Vec<Vec<String>>,
     /// The repositories that it uses: URLs, or names of profiles.
     pub repositories: Vec<String>,
-    /// The mount that it writes to, of a backup.
-    pub mount: Option<PathBuf>,
-    /// The file that it writes, of metrics.
-    pub file: Option<PathBuf>,
+    /// What it needs of this machine.
+    pub needs: Needs,
+}
+
+impl Job {
+    /// Returns the mount that it writes to, of a backup.
+    pub fn mount(&self) -> Option<&Path> {
+        match &self.needs {
+            Needs::Mount(mount) => Some(mount),
+            Needs::Nothing | Needs::File(_) | Needs::Namespaces => None,
+        }
+    }
+}
+
+/// What a job needs of this machine, apart from repositories and the files of bkfs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Needs {
+    /// Nothing: maintenance.
+    Nothing,
+    /// A file that it writes: metrics.
+    File(PathBuf),
+    /// A mount, and the rights of a tool that saves this machine: a backup.
+    Mount(PathBuf),
+    /// A mount that it makes, in namespaces of its own: a drill.
+    Namespaces,
 }
 
 /// Why a schedule cannot become units.
@@ -131,9 +174,14 @@ pub enum ScheduleError {
     /// A line of a unit cannot hold this text.
     #[error("{0:?} has control characters, which a unit must not have")]
     Text(String),
-    /// A backup without a tool.
-    #[error("the backup {0} has no command")]
-    NoCommand(String),
+    /// A backup or a drill without a command.
+    #[error("the {kind} {name} has no command")]
+    NoCommand {
+        /// `backup` or `drill`.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+    },
     /// The mount of a backup is not an absolute path.
     #[error("the mount of the backup {name} is {}: it must be an absolute path", mount.display())]
     Mount {
@@ -151,12 +199,15 @@ impl Schedule {
     /// Returns the jobs of the repository with the profile `name`.
     ///
     /// # Errors
-    /// [`ScheduleError`] if a name cannot be that of a unit, if a backup has no tool, or if a path
-    /// is relative.
+    /// [`ScheduleError`] if a name cannot be that of a unit, if a backup or a drill has no command,
+    /// or if a path is relative.
     pub fn jobs(&self, name: &str) -> Result<Vec<Job>, ScheduleError> {
         let mut jobs = Vec::new();
         for (backup, job) in &self.run {
             jobs.push(self.backup(name, backup, job)?);
+        }
+        for (drill, job) in &self.drill {
+            jobs.push(self.drill(name, drill, job)?);
         }
         if let Some(job) = &self.forget {
             let on_failure = Hooks {
@@ -190,7 +241,7 @@ impl Schedule {
             let command = ["metrics", "--textfile", file, name].map(str::to_owned);
             let timing = (&job.at, &job.delay);
             let mut metrics = maintenance(name, "metrics", timing, vec![command.into()])?;
-            metrics.file = Some(job.textfile.clone());
+            metrics.needs = Needs::File(job.textfile.clone());
             jobs.push(metrics);
         }
         Ok(jobs)
@@ -205,7 +256,7 @@ impl Schedule {
 
     fn backup(&self, name: &str, backup: &str, job: &RunJob) -> Result<Job, ScheduleError> {
         if job.command.is_empty() {
-            return Err(ScheduleError::NoCommand(backup.to_owned()));
+            return Err(no_command("backup", backup));
         }
         let Some(mount) = job.mount.to_str().filter(|_| job.mount.is_absolute()) else {
             return Err(ScheduleError::Mount {
@@ -228,9 +279,34 @@ impl Schedule {
             delay: delay(&job.delay),
             commands: vec![command],
             repositories: vec![name.to_owned()],
-            mount: Some(job.mount.clone()),
-            file: None,
+            needs: Needs::Mount(job.mount.clone()),
         })
+    }
+
+    fn drill(&self, name: &str, drill: &str, job: &DrillJob) -> Result<Job, ScheduleError> {
+        if job.command.is_empty() {
+            return Err(no_command("drill", drill));
+        }
+        let what = [name, &job.snapshot];
+        let mut command = self.hooks().command("drill", &job.options, &what);
+        command.push("--".to_owned());
+        command.extend(job.command.iter().cloned());
+        Ok(Job {
+            unit: unit_name(&[name, "drill", drill])?,
+            description: format!("Drill {drill} of the bkfs repository {name}"),
+            at: job.at.clone(),
+            delay: delay(&job.delay),
+            commands: vec![command],
+            repositories: vec![name.to_owned()],
+            needs: Needs::Namespaces,
+        })
+    }
+}
+
+fn no_command(kind: &'static str, name: &str) -> ScheduleError {
+    ScheduleError::NoCommand {
+        kind,
+        name: name.to_owned(),
     }
 }
 
@@ -252,12 +328,12 @@ impl Hooks<'_> {
         success.into_iter().chain(failure).flatten()
     }
 
-    /// Returns the arguments of a command of maintenance. The network may come up late.
-    fn command(&self, command: &str, options: &[String], repositories: &[&str]) -> Vec<String> {
+    /// Returns the arguments of a command that opens repositories. The network may come up late.
+    fn command(&self, command: &str, options: &[String], what: &[&str]) -> Vec<String> {
         let mut arguments = vec!["--wait".to_owned(), command.to_owned()];
         arguments.extend(self.options());
         arguments.extend(options.iter().cloned());
-        arguments.extend(repositories.iter().map(ToString::to_string));
+        arguments.extend(what.iter().map(ToString::to_string));
         arguments
     }
 }
@@ -275,8 +351,7 @@ fn maintenance(
         delay: delay(longest_delay),
         commands,
         repositories: vec![name.to_owned()],
-        mount: None,
-        file: None,
+        needs: Needs::Nothing,
     })
 }
 

@@ -14,6 +14,7 @@ const WHOLE: &str = "
     forget = { at = '04:00', delay = '0', gc_options = ['--undelete-window', '14d'] }
     check = { at = 'Sun 05:00', options = ['--read-data=5%'] }
     copy = { at = '06:00', to = 'second' }
+    drill.mysql = { at = 'Sun 07:00', command = ['tool', '$BKFS_CLONE'], options = ['--user=mysql'] }
     metrics = { at = '*:0/10', textfile = '/srv/node exporter/bkfs.prom' }
 ";
 
@@ -21,19 +22,29 @@ const WHOLE: &str = "
 fn jobs_are_commands_of_bkfs() {
     let jobs = schedule(WHOLE).jobs("offsite").unwrap();
     let units: Vec<&str> = jobs.iter().map(|job| job.unit.as_str()).collect();
-    let expected = ["run-mysql", "forget", "check", "copy", "metrics"];
+    let expected = [
+        "run-mysql",
+        "drill-mysql",
+        "forget",
+        "check",
+        "copy",
+        "metrics",
+    ];
     assert_eq!(units, expected.map(|unit| format!("bkfs-offsite-{unit}")));
     assert_eq!(jobs[0].delay, "5min");
-    assert_eq!(jobs[1].delay, "0");
+    assert_eq!(jobs[2].delay, "0");
     let success = "curl -fsS https://ping.example/$UUID";
     let hooks = ["--on-success", success, "--on-failure", "mail -s bkfs root"];
     let words = |parts: &[&[&'static str]]| parts.concat();
     let run: &[&str] = &["run", "--name", "mysql-%F"];
     let tool: &[&str] = &["/backup", "--", "tool", "a b", ";"];
     assert_eq!(jobs[0].commands, [words(&[run, &hooks, tool])]);
+    let drill: &[&str] = &["--user=mysql", "offsite", "latest", "--", "tool"];
+    let drill = words(&[&["--wait", "drill"], &hooks, drill, &["$BKFS_CLONE"]]);
+    assert_eq!(jobs[1].commands, [drill]);
     // One message about two commands.
     assert_eq!(
-        jobs[1].commands,
+        jobs[2].commands,
         [
             words(&[&["--wait", "forget"], &hooks[2..], &["offsite"]]),
             words(&[
@@ -44,17 +55,17 @@ fn jobs_are_commands_of_bkfs() {
         ]
     );
     assert_eq!(
-        jobs[3].commands,
+        jobs[4].commands,
         [words(&[
             &["--wait", "copy"],
             &hooks,
             &["offsite", "second"]
         ])]
     );
-    assert_eq!(jobs[3].repositories, ["offsite", "second"]);
+    assert_eq!(jobs[4].repositories, ["offsite", "second"]);
     let file = "/srv/node exporter/bkfs.prom";
     assert_eq!(
-        jobs[4].commands,
+        jobs[5].commands,
         [["metrics", "--textfile", file, "offsite"]]
     );
 }
@@ -78,27 +89,37 @@ fn arguments_reach_the_program_as_they_are() {
         "a tool may write where it likes: {text}"
     );
     let mut at_home = jobs[0].clone();
-    at_home.mount = Some("/home/db/backup".into());
+    at_home.needs = Needs::Mount("/home/db/backup".into());
     let text = service(&at_home, &around).unwrap();
     assert!(
         text.contains("\nReadWritePaths=/home/db/backup\n"),
         "{text}"
     );
     let text = service(&jobs[1], &around).unwrap();
+    assert!(text.contains(" -- tool \"$$BKFS_CLONE\"\n"), "{text}");
+    assert!(
+        text.contains("\nDeviceAllow=/dev/fuse rw\n"),
+        "it mounts: {text}"
+    );
+    assert!(
+        text.contains("\nReadWritePaths=\"/srv/my bucket\"\n"),
+        "the result is written: {text}"
+    );
+    let text = service(&jobs[2], &around).unwrap();
     assert!(
         text.contains("\nReadWritePaths=\"/srv/my bucket\"\n"),
         "{text}"
     );
     assert_eq!(text.matches("\nExecStart=").count(), 2);
     assert_eq!(owner(&text), Some("offsite"));
-    let text = timer(&jobs[2], "offsite").unwrap();
+    let text = timer(&jobs[3], "offsite").unwrap();
     assert!(
         text.contains("\nOnCalendar=Sun 05:00\nRandomizedDelaySec=5min\n"),
         "{text}"
     );
     assert_eq!(owner(&text), Some("offsite"));
     assert_eq!(owner("[Unit]\n# bkfs schedule of offsite\n"), None);
-    let text = service(&jobs[4], &around).unwrap();
+    let text = service(&jobs[5], &around).unwrap();
     assert!(
         text.contains("\nReadWritePaths=\"/srv/node exporter\"\n"),
         "{text}"
@@ -126,7 +147,13 @@ fn what_a_unit_cannot_hold_is_refused() {
     let refused = run("mount = '/backup'\ncommand = []")
         .jobs("a")
         .unwrap_err();
-    assert_eq!(refused, ScheduleError::NoCommand("x".into()));
+    let no_command = |kind| ScheduleError::NoCommand {
+        kind,
+        name: "x".into(),
+    };
+    assert_eq!(refused, no_command("backup"));
+    let refused = schedule("drill.x = { at = 'daily', command = [] }").jobs("a");
+    assert_eq!(refused.unwrap_err(), no_command("drill"));
     let relative = schedule("metrics = { at = 'daily', textfile = 'bkfs.prom' }");
     assert_eq!(
         relative.jobs("a").unwrap_err(),

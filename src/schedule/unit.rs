@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Job, ScheduleError};
+use super::{Job, Needs, ScheduleError};
 
 /// The first words of every unit that bkfs writes. The name of the profile follows.
 const MARK: &str = "# bkfs schedule of ";
 
-/// Limits of every job: nothing that a backup tool needs.
+/// Limits of every job: nothing that a backup tool or a drill needs.
 const FOR_ALL: &str = "\
 NoNewPrivileges=yes
 LockPersonality=yes
@@ -18,7 +18,6 @@ ProtectKernelLogs=yes
 ProtectKernelModules=yes
 ProtectKernelTunables=yes
 RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
-RestrictNamespaces=yes
 RestrictRealtime=yes
 RestrictSUIDSGID=yes
 SystemCallArchitectures=native
@@ -37,9 +36,26 @@ ProtectSystem=full
 ProtectHome=read-only
 PrivateDevices=yes
 PrivateMounts=yes
+RestrictNamespaces=yes
 CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID \
 CAP_IPC_LOCK CAP_SETFCAP CAP_SETGID CAP_SETUID
 SystemCallFilter=@system-service
+";
+
+/// More limits of a drill. It mounts a clone, and starts a database or another program with the
+/// rights of its user, in namespaces of its own.
+const FOR_DRILLS: &str = "\
+ProtectSystem=strict
+ProtectHome=read-only
+PrivateTmp=yes
+PrivateMounts=yes
+DevicePolicy=closed
+DeviceAllow=/dev/fuse rw
+ReadWritePaths=/run
+RestrictNamespaces=mnt net pid
+CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID \
+CAP_IPC_LOCK CAP_NET_ADMIN CAP_SETGID CAP_SETUID CAP_SYS_ADMIN
+SystemCallFilter=@system-service @mount
 ";
 
 /// What `ProtectHome=` covers (systemd.exec(5)).
@@ -52,15 +68,20 @@ ProtectSystem=strict
 ProtectHome=read-only
 PrivateDevices=yes
 PrivateTmp=yes
-StateDirectory=bkfs
-StateDirectoryMode=0700
-CacheDirectory=bkfs
-CacheDirectoryMode=0700
+RestrictNamespaces=yes
 CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_IPC_LOCK
 MemoryDenyWriteExecute=yes
 SystemCallFilter=@system-service
 SystemCallFilter=~@privileged @resources
 Nice=10
+";
+
+/// The directories of bkfs, which others must not read.
+const DIRECTORIES: &str = "\
+StateDirectory=bkfs
+StateDirectoryMode=0700
+CacheDirectory=bkfs
+CacheDirectoryMode=0700
 ";
 
 /// Where the units of a schedule find what they need.
@@ -95,7 +116,7 @@ pub fn service(job: &Job, around: &Surroundings<'_>) -> Result<String, ScheduleE
         "Wants=network-online.target".to_owned(),
         "After=network-online.target".to_owned(),
     ];
-    if let Some(mount) = &job.mount {
+    if let Some(mount) = job.mount() {
         lines.push(format!("RequiresMountsFor={}", path(mount)?));
     }
     lines.push("\n[Service]\nType=oneshot".to_owned());
@@ -109,23 +130,29 @@ pub fn service(job: &Job, around: &Surroundings<'_>) -> Result<String, ScheduleE
         }
         lines.push(format!("ExecStart={}", words.join(" ")));
     }
-    let more = match job.mount {
-        Some(_) => FOR_BACKUPS,
-        None => FOR_MAINTENANCE,
+    let limits = match &job.needs {
+        Needs::Mount(_) => FOR_BACKUPS.to_owned(),
+        Needs::Nothing | Needs::File(_) => format!("{FOR_MAINTENANCE}{DIRECTORIES}"),
+        Needs::Namespaces => format!("{FOR_DRILLS}{DIRECTORIES}"),
     };
-    lines.push(format!("\n{FOR_ALL}{}", more.trim_end()));
-    let is_at_home = |mount: &&PathBuf| HOMES.iter().any(|home| mount.starts_with(home));
-    let written: Vec<&PathBuf> = match &job.mount {
-        Some(_) => job.mount.iter().filter(is_at_home).collect(),
-        None => around.buckets.iter().collect(),
-    };
-    for place in written {
+    lines.push(format!("\n{FOR_ALL}{}", limits.trim_end()));
+    for place in written(job, around) {
         lines.push(format!("ReadWritePaths={}", path(place)?));
     }
-    if let Some(directory) = job.file.as_deref().and_then(Path::parent) {
-        lines.push(format!("ReadWritePaths={}", path(directory)?));
-    }
     Ok(lines.join("\n") + "\n")
+}
+
+/// Returns the places that a job writes to, and that its limits do not name.
+fn written<'a>(job: &'a Job, around: &'a Surroundings<'_>) -> Vec<&'a Path> {
+    let buckets = around.buckets.iter().map(PathBuf::as_path);
+    match &job.needs {
+        Needs::Mount(mount) => {
+            let is_at_home = HOMES.iter().any(|home| mount.starts_with(home));
+            is_at_home.then_some(&**mount).into_iter().collect()
+        }
+        Needs::Nothing | Needs::Namespaces => buckets.collect(),
+        Needs::File(file) => buckets.chain(file.parent()).collect(),
+    }
 }
 
 /// Returns the text of the timer of a job.

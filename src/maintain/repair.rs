@@ -260,9 +260,12 @@ fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Repai
     let known = listed.chain(&findings.leftover_snapshots);
     let known = known.map(|entry| (entry.commit, entry.generation));
     let known = known.collect();
-    // Those of removed volumes come after all others, which keep their names.
+    // Those of removed volumes come after all others, which keep their names. A removed volume that
+    // came back begins anew: only the remaining lists name what is left of its first history.
     let removals = rebuild::removals(&findings.learned.records);
-    for tip in tips.values().chain(&removals) {
+    let named = findings.leftover_snapshots.iter();
+    let named: Vec<Id> = named.map(|entry| entry.commit).collect();
+    for tip in tips.values().chain(&removals).chain(&named) {
         let records = &findings.learned.records;
         let mut history = rebuild::history(records, *tip);
         let of = history.first().map(|(_, record)| record.volume.clone());

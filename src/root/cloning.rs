@@ -36,6 +36,10 @@ pub struct CloneRequest {
     pub name: String,
     /// The lowest inode number that the tree of the snapshot never used.
     pub next_inode: u64,
+    /// The number of its first commit: the generation of a root that was read for this. Each commit
+    /// takes at least one generation. So no former volume of this name has counted so far, and a
+    /// repair without a root takes the clone for the newest one.
+    pub sequence: u64,
     /// The time on the host's clock.
     pub clock: Timestamp,
 }
@@ -83,6 +87,7 @@ pub async fn make_clone<U: Uploads>(
             volume: request.name.clone(),
             commit: record,
             next_inode: request.next_inode,
+            sequence: request.sequence,
             is_held,
         },
         source: &request.source,
@@ -120,7 +125,7 @@ fn record_of(request: &CloneRequest, session: SessionId) -> CommitRecord {
     CommitRecord {
         volume: request.name.clone(),
         session,
-        sequence: 1,
+        sequence: request.sequence,
         parent: None,
         tree: request.source.tree,
         time: request.clock,

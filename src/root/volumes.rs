@@ -29,6 +29,8 @@ pub struct CloneChange {
     pub commit: Id,
     /// The lowest inode number that the tree of the snapshot never used.
     pub next_inode: u64,
+    /// The number of its first commit, as the record says.
+    pub sequence: u64,
     /// Whether the session goes on as the holder of the clone. Otherwise it leaves the root.
     pub is_held: bool,
 }
@@ -103,7 +105,7 @@ impl Root {
         let volume = Volume {
             tree: source.tree,
             holder: change.is_held.then_some(change.session),
-            sequence: 1,
+            sequence: change.sequence,
             commit: Some(change.commit),
             next_inode: change.next_inode,
             inodes: source.files,
@@ -238,6 +240,7 @@ mod tests {
             volume: volume.to_owned(),
             commit: id(1),
             next_inode: 64,
+            sequence: 9,
             is_held,
         }
     }
@@ -251,7 +254,7 @@ mod tests {
             root.check().expect("consistent");
             let clone = &root.volumes["try"];
             assert_eq!((clone.tree, clone.commit), (entry.tree, Some(id(1))));
-            assert_eq!((clone.sequence, clone.next_inode), (1, 64));
+            assert_eq!((clone.sequence, clone.next_inode), (9, 64));
             assert_eq!((clone.inodes, clone.bytes), (3, 70));
             assert_eq!(clone.holder, is_held.then_some(CLONER));
             assert_eq!(root.sessions.contains_key(&CLONER), is_held);

@@ -90,6 +90,7 @@ pub async fn clone_snapshot(
     let entering = OpenSession::open_known(handle, holder, &*environment.processes, spools);
     let (session, source) = futures::join!(entering, find(repository, cloning));
     let session = session?;
+    let generation = handle.current().root.generation;
     let (source, next_inode) = match source {
         Ok(source) => source,
         Err(error) => {
@@ -101,6 +102,7 @@ pub async fn clone_snapshot(
         source: source.clone(),
         name: cloning.name.to_owned(),
         next_inode,
+        sequence: generation,
         clock: repository.now(),
     };
     let ingest = Arc::new(Ingest::new(

@@ -12,13 +12,13 @@ use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
 use crate::cli::target::target;
 use crate::cli::volumes::refuse_scratch;
-use crate::maintain::forgetting::{Changer, forgotten};
 use crate::mounting::alone::{Alone, AloneParts};
 use crate::mounting::settings::Settings;
 use crate::repository::Repository;
 use crate::root::error::RootError;
-use crate::root::snapshots::{SnapshotList, SnapshotReference};
+use crate::root::snapshots::SnapshotReference;
 use crate::root::volumes::is_scratch;
+use crate::volumes::undo::undo_removal;
 use crate::volumes::{Cloned, Cloning, clone_snapshot, remove};
 
 /// List, create, clone and remove volumes
@@ -304,40 +304,29 @@ async fn leave(command: &Remove, global: &Global, output: &Output) -> Result<(),
     })
 }
 
-/// Brings the snapshots back that the last removal has forgotten, and clones the last of them. A
-/// part that an interrupted call has done is not done again.
+/// Brings a removed volume back, with its snapshots.
 async fn undo(command: &Remove, global: &Global, output: &Output) -> Result<(), Failure> {
+    let name = &command.name;
+    refuse_scratch(name)?;
     let (url, global) = target(&command.url, global)?;
     let repository = open(&url, &global).await?;
-    let name = &command.name;
-    let list: SnapshotList = repository.snapshots().await?;
-    let free = (repository.handle.current().root).require_free(name, Some(name), &list);
-    free.map_err(RootError::from)?;
-    let trash = forgotten(&repository, name).await?;
-    let removed = trash.iter().map(|entry| entry.forgotten).max();
-    let changer = Changer {
-        repository: &repository,
-        command: "bkfs volume remove --undo",
-    };
-    let mut count = 0;
-    for entry in trash
-        .iter()
-        .filter(|entry| Some(entry.forgotten) == removed)
-    {
-        changer.bring_back(name, &entry.snapshot.name).await?;
-        count += 1;
-    }
-    let cloned = clone_of(&repository, (name, &SnapshotReference::Latest), name).await?;
+    let undone = undo_removal(&repository, name, "bkfs volume remove --undo").await?;
+    let undone = undone.ok_or_else(|| {
+        let shown = name_text(name.as_bytes());
+        let why = format!("the trash does not have the last state of a removed volume {shown}");
+        Failure::new(why).hint("bkfs forget --undo NAME brings single snapshots back.")
+    })?;
+    let count = undone.restored;
     let answer = json!({
         "volume": name,
         "restored": count,
-        "snapshot": cloned.source.name,
+        "snapshot": undone.last.name,
     });
     output.result(&answer, || {
         format!(
             "volume {} is back as of {}, with {count} snapshots",
             name_text(name.as_bytes()),
-            cloned.source.name
+            undone.last.name
         )
     })
 }

@@ -25,6 +25,7 @@ use crate::tree::key;
 use crate::tree::map::Tree;
 
 pub mod reap;
+pub mod undo;
 
 /// The parameters of a clone.
 #[derive(Clone, Debug)]

@@ -6,10 +6,12 @@ use bkfs::repository::Repository;
 use bkfs::root::error::{ErrorKind, RootError};
 use bkfs::root::refusal::Refusal;
 use bkfs::volumes::remove;
+use bkfs::volumes::undo::{Undone, undo_removal};
 
 use crate::clones::{
     changer, clone, crash_at_every_request, lose_root, read, require_whole, root, with, world,
 };
+use crate::collecting::forget_at;
 use crate::paused::{World, paused, snapshot};
 
 #[test]
@@ -217,5 +219,141 @@ fn a_removed_volume_without_a_later_one_comes_back_with_a_rebuilt_root() {
         drop(repository);
         lose_root(&world).await;
         assert_eq!(read(&world, "main", "file0").await.unwrap(), b"later by 1");
+    });
+}
+
+async fn undo(repository: &Repository) -> Result<Undone, RootError> {
+    let undone = undo_removal(repository, "main", "test").await?;
+    Ok(undone.expect("the trash has its last state"))
+}
+
+#[test]
+fn a_removal_is_undone_or_goes_on_whatever_fails() {
+    paused(async {
+        let count = async |repository: &Repository| {
+            let list = repository.snapshots().await?;
+            Ok::<_, RootError>(list.iter().count())
+        };
+        let work = async |repository: &Repository| {
+            let view = repository.handle.refresh().await?;
+            match view.root.volumes.contains_key("main") {
+                true if count(repository).await? == 1 => {
+                    remove(repository, "main", true, "test").await?;
+                }
+                true => return Ok(()),
+                false => {}
+            }
+            undo(repository).await.map(drop)
+        };
+        let is_done = async |world: &World| {
+            let is_there = root(world).await.volumes.contains_key("main");
+            let repository = world.elsewhere().repository().await;
+            let is_done = is_there && count(&repository).await.expect("listed") == 2;
+            if is_done {
+                let contents = read(world, "main", "file0").await;
+                assert_eq!(contents.unwrap(), b"later by 1");
+            }
+            is_done
+        };
+        let (made, not_made) = crash_at_every_request(2, work, is_done).await;
+        assert!(
+            made > 4 && not_made > 40,
+            "{made} made, {not_made} not made"
+        );
+    });
+}
+
+#[test]
+fn a_removal_is_undone_and_nothing_else_whatever_clocks_say() {
+    paused(async {
+        let world = world(2).await;
+        let mount = world.mount().await;
+        snapshot(&mount, "two").await;
+        mount.0.finish().await.expect("ended");
+        let repository = world.repository().await;
+        // The clock of the host that forgets is ten minutes fast.
+        let fast = repository.now() + jiff::SignedDuration::from_mins(10);
+        forget_at(&repository, "one", fast).await;
+        let nothing = undo_removal(&repository, "absent", "test").await;
+        assert!(nothing.expect("looked").is_none());
+        remove(&repository, "main", true, "test")
+            .await
+            .expect("removed");
+        let undone = undo(&repository).await.expect("undone");
+        assert_eq!(undone.restored, 2);
+        let list = repository.snapshots().await.expect("listed");
+        assert!(list.named("main", "two").is_some() && list.named("main", "one").is_none());
+        assert_eq!(read(&world, "main", "file0").await.unwrap(), b"later by 1");
+        require_whole(&world).await;
+    });
+}
+
+#[test]
+fn a_volume_without_a_last_state_in_the_trash_is_not_guessed() {
+    paused(async {
+        let world = world(2).await;
+        let repository = world.repository().await;
+        remove(&repository, "main", true, "test")
+            .await
+            .expect("removed");
+        let trash = forgotten(&repository, "main").await.expect("listed");
+        let of_removal = trash.iter().find(|entry| entry.snapshot.name != "one");
+        let last = &of_removal.expect("the last state").snapshot.name;
+        // The last state was forgotten for good, and the snapshot before it was brought back.
+        changer(&repository)
+            .bring_back("main", "one")
+            .await
+            .expect("is back");
+        gather_in_window(&repository).await;
+        let trash = forgotten(&repository, "main").await.expect("listed");
+        assert!(trash.iter().any(|entry| entry.snapshot.name == *last));
+        for _ in 0..3 {
+            crate::collecting::gather(&repository).await;
+        }
+        let nothing = undo_removal(&repository, "main", "test").await;
+        assert!(nothing.expect("looked").is_none());
+        assert!(!root(&world).await.volumes.contains_key("main"));
+    });
+}
+
+#[test]
+fn a_rebuilt_root_has_the_newest_state_of_a_volume_that_came_back() {
+    paused(async {
+        let world = world(2).await;
+        // The snapshot `late` is one of many commits.
+        for number in 0..6 {
+            let mount = world.mount().await;
+            mount.put("number", format!("{number}").as_bytes()).await;
+            snapshot(&mount, &format!("late{number}")).await;
+            mount.0.finish().await.expect("ended");
+        }
+        let repository = world.repository().await;
+        remove(&repository, "main", true, "test")
+            .await
+            .expect("removed");
+        let last = undo(&repository).await.expect("undone").last;
+        let mount = world.mount().await;
+        mount.put("new", b"after its return").await;
+        mount.0.finish().await.expect("ended");
+        // Nothing says any more that the volume was removed once.
+        changer(&repository)
+            .forget("main", &[last.name.clone()])
+            .await
+            .expect("forgotten");
+        for _ in 0..4 {
+            crate::collecting::gather(&repository).await;
+        }
+        drop(repository);
+        lose_root(&world).await;
+        assert_eq!(
+            read(&world, "main", "new").await.unwrap(),
+            b"after its return"
+        );
+        let repository = world.elsewhere().repository().await;
+        let list = repository.snapshots().await.expect("listed");
+        for name in ["one", "late0", "late5"] {
+            assert!(list.named("main", name).is_some(), "{name} is gone");
+        }
+        require_whole(&world).await;
     });
 }

@@ -130,6 +130,9 @@ impl Refusal {
             Self::Full { what: "sessions" } => {
                 Some("see bkfs session list; end dead ones with bkfs session end")
             }
+            Self::Full { what: "volumes" } => {
+                Some("see bkfs volume list; remove those that nothing needs: bkfs volume remove")
+            }
             Self::RecoveryBasesFull { .. } => {
                 Some("nothing is lost; bkfs session list names all of the spools")
             }

@@ -6,12 +6,18 @@
 use super::error::RootError;
 use super::refusal::Refusal;
 use super::snapshots::{SnapshotEntry, SnapshotList};
-use super::state::{Root, SessionId, SessionState, Volume, check_new_name};
+use super::state::{
+    ROOT_BYTES_MAX, Root, SessionId, SessionState, StateError, Volume, check_new_name,
+};
 use bkfs_chunker::id::Id;
 
 /// The start of the names of scratch clones: volumes that end with the session that holds them.
 /// Users cannot make other volumes with such names.
 pub const SCRATCH_PREFIX: &str = "scratch~";
+
+/// How many bytes of the root a new clone leaves free. The sessions of a few commands need them, and
+/// without a session no volume can be removed.
+const ROOM_AFTER_CLONE: usize = 4096;
 
 /// Returns whether a volume of this name is a scratch clone.
 pub fn is_scratch(name: &str) -> bool {
@@ -122,7 +128,23 @@ impl Root {
             }
             _ => self.end(change.session)?,
         }
-        Ok(())
+        self.require_room_after_clone()
+    }
+
+    /// Checks that a root with a new clone has room for the sessions that remove volumes. Groups of
+    /// runs do not count, since they leave a root that is full.
+    fn require_room_after_clone(&self) -> Result<(), RootError> {
+        let without_groups = Self {
+            run_groups: None,
+            ..self.clone()
+        };
+        match without_groups.encode() {
+            Ok(bytes) if bytes.len() + ROOM_AFTER_CLONE <= ROOT_BYTES_MAX => Ok(()),
+            Ok(_) | Err(StateError::TooLarge { .. }) => {
+                Err(Refusal::Full { what: "volumes" }.into())
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Checks that no session stands for the volume, live or ending, and that no spool may hold
@@ -259,6 +281,36 @@ mod tests {
             assert_eq!(clone.holder, is_held.then_some(CLONER));
             assert_eq!(root.sessions.contains_key(&CLONER), is_held);
         }
+    }
+
+    #[test]
+    fn clones_leave_room_for_sessions() {
+        let (mut root, entry, kept) = world();
+        let sessions = root.sessions.clone();
+        let refused = (0..10_000).find_map(|number| {
+            root.sessions.clone_from(&sessions);
+            let next = change(&format!("clone-{number}"), false);
+            let mut made = root.clone();
+            let refused = made.add_clone(&next, &entry, &kept).err();
+            match refused {
+                None => root = made,
+                Some(_) => return refused.map(|error| (number, error)),
+            }
+            None
+        });
+        let (number, refused) = refused.expect("the root has an end");
+        let is_full = matches!(refused, RootError::Refused(Refusal::Full { what: "volumes" }));
+        assert!(is_full, "{refused}");
+        assert!(number > 300, "only {number} clones");
+        root.end(CLONER).expect("left");
+        for number in 3..13 {
+            let holder = HolderInfo {
+                host: "h".repeat(64),
+                ..HolderInfo::default()
+            };
+            root.register(SessionId(number), holder).expect("room");
+        }
+        root.encode().expect("ten sessions have room");
     }
 
     #[test]

@@ -243,7 +243,11 @@ fn a_removal_is_undone_or_goes_on_whatever_fails() {
                 true => return Ok(()),
                 false => {}
             }
-            undo(repository).await.map(drop)
+            undo(repository).await?;
+            if let Ok(found) = count(repository).await {
+                assert_eq!(found, 2, "all snapshots are back");
+            }
+            Ok(())
         };
         let is_done = async |world: &World| {
             let is_there = root(world).await.volumes.contains_key("main");

@@ -299,7 +299,10 @@ mod tests {
             None
         });
         let (number, refused) = refused.expect("the root has an end");
-        let is_full = matches!(refused, RootError::Refused(Refusal::Full { what: "volumes" }));
+        let is_full = matches!(
+            refused,
+            RootError::Refused(Refusal::Full { what: "volumes" })
+        );
         assert!(is_full, "{refused}");
         assert!(number > 300, "only {number} clones");
         root.end(CLONER).expect("left");

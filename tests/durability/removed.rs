@@ -341,7 +341,7 @@ fn a_rebuilt_root_has_the_newest_state_of_a_volume_that_came_back() {
         mount.0.finish().await.expect("ended");
         // Nothing says any more that the volume was removed once.
         changer(&repository)
-            .forget("main", &[last.name.clone()])
+            .forget("main", std::slice::from_ref(&last.name))
             .await
             .expect("forgotten");
         for _ in 0..4 {

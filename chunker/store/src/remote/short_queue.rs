@@ -6,17 +6,16 @@
 //! fast.
 //!
 //! `reqwest` gives no access to its sockets. So the socket of a new connection is looked for among
-//! the descriptors of this process, by its two addresses. If it is not found, or the system forbids
-//! the look, the connection is used as it is.
+//! the descriptors of this process, by its two addresses. If it is not found, as without /proc, the
+//! connection is used as it is.
 
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use hyper_util::client::legacy::connect::{Connection, HttpInfo};
 use rustix::io::Errno;
-use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use socket2::SockRef;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -82,7 +81,6 @@ fn shorten(connection: &impl Connection) -> std::io::Result<()> {
 /// Returns a duplicate of this process's socket between these addresses. No two sockets have the
 /// same two, so it belongs to that connection.
 fn socket_between(local: SocketAddr, remote: SocketAddr) -> std::io::Result<OwnedFd> {
-    let this = pidfd_open(getpid(), PidfdFlags::empty())?;
     for entry in std::fs::read_dir("/proc/self/fd")? {
         let entry = entry?;
         let is_socket = std::fs::read_link(entry.path())
@@ -91,8 +89,9 @@ fn socket_between(local: SocketAddr, remote: SocketAddr) -> std::io::Result<Owne
         let (true, Ok(number)) = (is_socket, number) else {
             continue;
         };
-        // Another thread may have closed that one, and opened another.
-        let Ok(socket) = pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) else {
+        // Another thread may have closed that one, and opened another. To close a duplicate of a
+        // file takes away the record locks (fcntl) that this process has on it; it takes none.
+        let Ok(socket) = duplicate(number) else {
             continue;
         };
         let ends = SockRef::from(&socket);
@@ -104,4 +103,76 @@ fn socket_between(local: SocketAddr, remote: SocketAddr) -> std::io::Result<Owne
         }
     }
     Err(Errno::NOTSOCK.into())
+}
+
+/// Returns a duplicate of the descriptor that has this number now, whichever it is.
+///
+/// # Errors
+/// `EBADF` if there is none; `EMFILE` if this process may have no more.
+fn duplicate(number: RawFd) -> std::io::Result<OwnedFd> {
+    // SAFETY: fcntl(F_DUPFD_CLOEXEC) reads and writes no memory of this process, and changes nothing
+    // about the descriptor `number`, which need not be open. If it is closed, the call fails with
+    // EBADF. If the number was reused, the call duplicates another descriptor of this process, which
+    // the caller tells by its addresses and drops. That closes the duplicate only. A descriptor that
+    // is returned is open, new, and known to no other code, so `OwnedFd` may own and close it.
+    let duplicate = unsafe {
+        match libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) {
+            -1 => None,
+            duplicate => Some(OwnedFd::from_raw_fd(duplicate)),
+        }
+    };
+    duplicate.ok_or_else(std::io::Error::last_os_error)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::remote::RemoteStore;
+    use crate::{Store, StoreOptions};
+
+    #[tokio::test]
+    async fn the_queue_of_a_connection_is_short_before_its_first_request() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = listener.local_addr().unwrap();
+        let key = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
+        let options = StoreOptions {
+            endpoint: Some(format!("http://{server}")),
+            region: Some("us-east-1".to_owned()),
+            settings: key.map(|name| (name.to_owned(), "x".to_owned())).into(),
+            use_environment: false,
+            ..StoreOptions::default()
+        };
+        let url = "s3://bucket".parse().unwrap();
+        let store = RemoteStore::open(&url, &options).await.unwrap();
+        let asked = async {
+            let (mut taken, client) = listener.accept().await.unwrap();
+            taken.read_u8().await.expect("a request begins");
+            let socket = socket_between(client, server).expect("this process has its other end");
+            SockRef::from(&socket).tcp_notsent_lowat().unwrap()
+        };
+        tokio::select! {
+            answer = store.head("a") => panic!("answered: {answer:?}"),
+            queued = asked => assert_eq!(queued, QUEUED_BYTES),
+        }
+    }
+
+    #[test]
+    fn a_duplicate_is_another_descriptor_and_nothing_else_has_one() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = listener.local_addr().unwrap();
+        let client = std::net::TcpStream::connect(server).unwrap();
+        let local = client.local_addr().unwrap();
+        let duplicate = socket_between(local, server).expect("it is open");
+        let flags = rustix::io::fcntl_getfd(&duplicate).unwrap();
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC), "{flags:?}");
+        drop(duplicate);
+        assert_eq!(client.local_addr().unwrap(), local, "it stays open");
+        drop(client);
+        socket_between(local, server).expect_err("it is closed, and so is each duplicate");
+        let absent = super::duplicate(RawFd::MAX).expect_err("there is none");
+        assert_eq!(absent.raw_os_error(), Some(libc::EBADF));
+    }
 }

@@ -6,7 +6,7 @@
 use super::error::RootError;
 use super::handle::RootHandle;
 use super::refusal::Refusal;
-use super::retry::{Pauses, bounded};
+use super::retry::{Pauses, bounded_by_silence};
 use bkfs_store::{Operation, StoreErrorKind};
 use bytes::Bytes;
 
@@ -15,6 +15,9 @@ use bytes::Bytes;
 const FOREIGN_ANSWERS: u32 = 3;
 
 /// Creates a journal. Repeats the request with the same bytes while the store does not answer.
+///
+/// A request takes as long as its bytes move. After one without an answer they change nothing: the
+/// store may take bodies and never answer.
 ///
 /// Cancel safety: dropped, it leaves the journal, or none, or one that arrives later.
 ///
@@ -30,16 +33,23 @@ pub(super) async fn create_own(
     let policy = handle.policy();
     let store = handle.store();
     let mut pauses = Pauses::new(&policy, &**handle.entropy());
+    let signs = store.signs();
+    let mut is_unanswered = false;
     let mut differing = 0;
     loop {
         let created = store.put_new(key, vec![body.clone()]);
         let patience = pauses.policy_for(body.len());
-        let error = match bounded(&patience, Operation::PutNew, key, created).await {
+        let moved = || signs.sent_at().filter(|_| !is_unanswered);
+        let put = bounded_by_silence(&patience, Operation::PutNew, key, moved, created);
+        let error = match put.await {
             Ok(_) => return Ok(()),
             Err(error) => error,
         };
+        is_unanswered |= error.kind() == StoreErrorKind::OutcomeUnknown;
         if error.kind() == StoreErrorKind::AlreadyExists {
-            match bounded(&patience, Operation::Get, key, store.get(key)).await {
+            let moved = || signs.received_at();
+            let there = store.get(key);
+            match bounded_by_silence(&patience, Operation::Get, key, moved, there).await {
                 Ok((there, _)) if there == *body => return Ok(()),
                 // An answer may arrive damaged, so several must agree.
                 Ok(_) if differing + 1 == FOREIGN_ANSWERS => {

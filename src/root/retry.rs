@@ -14,7 +14,8 @@ use tokio::time::Instant;
 /// Timeouts and back-off of requests for the root.
 #[derive(Copy, Clone, Debug)]
 pub struct RetryPolicy {
-    /// Time after which a single request counts as unanswered. The root has at most 64 KiB.
+    /// Time after which a single request counts as unanswered. The root has at most 64 KiB. The
+    /// bytes of a journal that move begin it again.
     pub request_timeout: Duration,
     /// How long the store may make no progress before the caller gets an error (`timeout=`).
     pub stall_timeout: Duration,
@@ -80,7 +81,7 @@ impl RetryPolicy {
     }
 }
 
-/// Slowest link for which the timeout of a large object suffices.
+/// Slowest link for which the timeout of a large object suffices if no byte is seen moving.
 const SLOWEST_BYTES_PER_SECOND: u64 = 256 * 1024;
 
 /// Shortest time to wait for an answer.
@@ -142,22 +143,47 @@ pub(super) async fn bounded<T>(
     key: &str,
     request: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
+    bounded_by_silence(policy, operation, key, || None, request).await
+}
+
+/// Bounds a request with a long body or answer by silence: the policy's timeout begins again when
+/// bytes move. `moved` returns when they last did. The store ends a request below a least rate, so
+/// bytes do not move without end.
+///
+/// # Errors
+/// Those of [`bounded`].
+pub(super) async fn bounded_by_silence<T>(
+    policy: &RetryPolicy,
+    operation: Operation,
+    key: &str,
+    moved: impl Fn() -> Option<Instant>,
+    request: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
     let kind = if operation.is_write() {
         StoreErrorKind::OutcomeUnknown
     } else {
         StoreErrorKind::Unreachable
     };
-    let silent = |_| {
-        StoreError::new(
+    let silence = async {
+        let mut heard = Instant::now();
+        loop {
+            tokio::time::sleep_until(heard + policy.request_timeout).await;
+            match moved().filter(|moved| *moved > heard) {
+                Some(moved) => heard = moved,
+                None => return,
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        answer = request => answer,
+        () = silence => Err(StoreError::new(
             kind,
             operation,
             key,
             format!("no answer within {:?}", policy.request_timeout),
-        )
-    };
-    tokio::time::timeout(policy.request_timeout, request)
-        .await
-        .map_err(silent)?
+        )),
+    }
 }
 
 /// Returns `N` fresh random bytes.
@@ -296,5 +322,63 @@ pub(super) async fn create_surely(
             return Err(error);
         }
         pauses.pause(&error).await.map_err(|_| error)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bkfs_store::Signs;
+
+    /// Returns how many seconds a request lasts that is answered after so many, while bytes move for
+    /// so many, and whether it was answered.
+    async fn request(answered: u64, moving: u64) -> (u64, Result<(), StoreErrorKind>) {
+        let policy = RetryPolicy {
+            request_timeout: Duration::from_secs(10),
+            ..RetryPolicy::default()
+        };
+        let signs = Signs::default();
+        let begin = Instant::now();
+        let moves = async {
+            for _ in 0..moving {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                signs.sent(begin);
+            }
+        };
+        let answer = async {
+            tokio::time::sleep(Duration::from_secs(answered)).await;
+            Ok(())
+        };
+        let moved = || signs.sent_at();
+        let bound = bounded_by_silence(&policy, Operation::PutNew, "journal/1", moved, answer);
+        let timed = async {
+            let answer = bound.await;
+            (begin.elapsed().as_secs(), answer)
+        };
+        let ((), (took, answer)) = tokio::join!(moves, timed);
+        (took, answer.map_err(|error| error.kind()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_takes_as_long_as_its_bytes_move_and_no_longer_than_silence() {
+        assert_eq!(request(309, 300).await, (309, Ok(())));
+        let silent = Err(StoreErrorKind::OutcomeUnknown);
+        assert_eq!(request(400, 300).await, (310, silent));
+        assert_eq!(request(400, 0).await, (10, silent));
+        // Bytes that moved before the request begins do not shorten its time.
+        let signs = Signs::default();
+        signs.sent(Instant::now() - Duration::from_secs(5));
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        let begin = Instant::now();
+        let policy = RetryPolicy {
+            request_timeout: Duration::from_secs(10),
+            ..RetryPolicy::default()
+        };
+        let never = std::future::pending::<Result<(), StoreError>>();
+        let moved = || signs.sent_at();
+        let bound = bounded_by_silence(&policy, Operation::Get, "journal/1", moved, never);
+        let error = bound.await.expect_err("silent");
+        assert_eq!(error.kind(), StoreErrorKind::Unreachable);
+        assert_eq!(begin.elapsed().as_secs(), 10);
     }
 }

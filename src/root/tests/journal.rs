@@ -14,10 +14,12 @@ use crate::root::state::SessionState;
 use bkfs_chunker::crypto::{Class, Features};
 use bkfs_chunker::ingest::{Delivered, NamedPack};
 use bkfs_chunker::pack::PackName;
-use bkfs_store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind};
+use bkfs_store::{GuardedStore, ObjectInfo, Operation, Signs, Store, StoreError, StoreErrorKind};
 use bkfs_testing::fault::{Fault, FaultStore, Strike};
 use bytes::Bytes;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
 
 pub async fn enter(
     store: &Arc<dyn Store>,
@@ -124,6 +126,61 @@ async fn a_pending_entry_goes_before_the_next() {
     assert_eq!(found(&store, 2).await, [[(1, 1), (2, 2), (3, 3)]]);
     assert!(faults.apply_late().await > 0);
     assert_eq!(journals(&store).await.len(), 3, "the same bytes, late");
+}
+
+/// Writes an entry to a store that takes so many seconds for a journal, after an answer of this kind
+/// if there is one. Bytes of bodies move for so many seconds. Returns whether it was written, and
+/// after how many seconds.
+async fn write_slowly(first: Option<StoreErrorKind>, seconds: u64, moving: u64) -> (bool, u64) {
+    let signs = Signs::default();
+    let guarded = GuardedStore::new(memory().await, signs.clone());
+    let faults = Arc::new(FaultStore::new(Arc::new(guarded)));
+    let store: Arc<dyn Store> = faults.clone();
+    let session = enter(&store, 1, "a").await.expect("free");
+    let writer = writer(&store, &session).await;
+    let strike = |fault| Strike::with(fault).on(Operation::PutNew).keys("journal/");
+    if let Some(kind) = first {
+        faults.plan(strike(Fault::FailBefore(kind)));
+    }
+    let delay = Fault::Delay(Duration::from_secs(seconds));
+    faults.plan(strike(delay).nth(1 + u64::from(first.is_some())).always());
+    let begin = Instant::now();
+    let moves = async {
+        for _ in 0..moving {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            signs.sent(begin);
+        }
+        std::future::pending().await
+    };
+    tokio::select! {
+        written = write(&writer, entry(1)) => (written.is_ok(), begin.elapsed().as_secs()),
+        never = moves => never,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_entry_takes_as_long_as_its_bytes_move() {
+    let (is_written, took) = write_slowly(None, 305, 300).await;
+    assert!(is_written);
+    assert_eq!(took, 305, "it is sent once");
+    let (is_written, took) = write_slowly(None, 305, 0).await;
+    assert!(!is_written, "nothing moves");
+    assert!((60..=70).contains(&took), "{took} s");
+    let (is_written, took) = write_slowly(None, 305, 100).await;
+    assert!(!is_written, "nothing moves any more");
+    assert!((110..=120).contains(&took), "{took} s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_that_move_after_a_request_without_an_answer_change_nothing() {
+    let unknown = Some(StoreErrorKind::OutcomeUnknown);
+    let (is_written, took) = write_slowly(unknown, 305, 300).await;
+    assert!(!is_written, "the store takes bodies and does not answer");
+    assert!((60..=75).contains(&took), "{took} s");
+    let refused = Some(StoreErrorKind::Throttled);
+    let (is_written, took) = write_slowly(refused, 305, 320).await;
+    assert!(is_written, "a refusal is an answer");
+    assert!((305..=310).contains(&took), "{took} s");
 }
 
 #[tokio::test(start_paused = true)]

@@ -165,9 +165,7 @@ async fn find_in(
 /// says. A record that a repair made anew does not say it; then the tree does.
 async fn next_inode(repository: &Repository, entry: &SnapshotEntry) -> Result<u64, RootError> {
     let key = format!("commit record {}", entry.commit);
-    let content_store = &repository.content_store;
-    let bytes = content_store.read_blob(Kind::Commit, entry.commit).await?;
-    let record = CommitRecord::decode(&bytes).map_err(|reason| RootError::damaged(&key, reason))?;
+    let record = record_of(repository, entry).await?;
     if record.tree != entry.tree {
         let reason = format!("its tree is not that of snapshot {:?}", entry.name);
         return Err(RootError::damaged(&key, reason));
@@ -187,6 +185,20 @@ async fn next_inode(repository: &Repository, entry: &SnapshotEntry) -> Result<u6
         None => 0,
     };
     Ok(used.saturating_add(1).max(FIRST_FREE_INODE))
+}
+
+/// Returns the commit record of a snapshot.
+///
+/// # Errors
+/// [`RootError::Content`] if it cannot be read; [`RootError::Damaged`] if it cannot be decoded.
+async fn record_of(
+    repository: &Repository,
+    entry: &SnapshotEntry,
+) -> Result<CommitRecord, RootError> {
+    let content_store = &repository.content_store;
+    let bytes = content_store.read_blob(Kind::Commit, entry.commit).await?;
+    CommitRecord::decode(&bytes)
+        .map_err(|reason| RootError::damaged(&format!("commit record {}", entry.commit), reason))
 }
 
 /// Removes a volume. Its snapshots, and a last one of its tree, go to the trash.

@@ -3,13 +3,10 @@
 //! Owns which snapshots the last removal has forgotten, and the order in which they come back. Does
 //! not own how one comes back (`maintain::forgetting`), nor the clone that becomes the volume.
 
-use bkfs_chunker::id::Kind;
-
-use super::{Cloning, clone_snapshot};
+use super::{Cloning, clone_snapshot, record_of};
 use crate::maintain::forgetting::Changer;
 use crate::repository::Repository;
 use crate::root::error::RootError;
-use crate::root::record::CommitRecord;
 use crate::root::snapshots::{SnapshotEntry, SnapshotReference, TrashEntry};
 
 /// A removal that was undone.
@@ -53,7 +50,7 @@ pub async fn undo_removal(
     let Some(last) = of_trash.chain(of_list).max_by_key(generation) else {
         return Ok(None);
     };
-    if !is_last_state(repository, last).await? {
+    if !record_of(repository, last).await?.removes {
         return Ok(None);
     }
     let changer = Changer {
@@ -81,13 +78,4 @@ pub async fn undo_removal(
     };
     let last = clone_snapshot(repository, &cloning).await?.source;
     Ok(Some(Undone { restored, last }))
-}
-
-/// Returns whether a removal of its volume made this snapshot.
-async fn is_last_state(repository: &Repository, entry: &SnapshotEntry) -> Result<bool, RootError> {
-    let content_store = &repository.content_store;
-    let bytes = content_store.read_blob(Kind::Commit, entry.commit).await?;
-    let record = CommitRecord::decode(&bytes)
-        .map_err(|reason| RootError::damaged(&format!("commit record {}", entry.commit), reason))?;
-    Ok(record.removes)
 }

@@ -17,7 +17,8 @@ const FOREIGN_ANSWERS: u32 = 3;
 /// Creates a journal. Repeats the request with the same bytes while the store does not answer.
 ///
 /// A request takes as long as its bytes move. After one without an answer they change nothing: the
-/// store may take bodies and never answer.
+/// store may take bodies and never answer. Nor do they once a request was refused after the
+/// deadline: the store layer repeats it by itself.
 ///
 /// Cancel safety: dropped, it leaves the journal, or none, or one that arrives later.
 ///
@@ -39,7 +40,11 @@ pub(super) async fn create_own(
     loop {
         let created = store.put_new(key, vec![body.clone()]);
         let patience = pauses.policy_for(body.len());
-        let moved = || signs.sent_at().filter(|_| !is_unanswered);
+        let is_late = |operation| signs.was_refused_after(operation, key, pauses.deadline());
+        let moved = || {
+            let moved = signs.sent_at();
+            moved.filter(|_| !is_unanswered && !is_late(Operation::PutNew))
+        };
         let put = bounded_by_silence(&patience, Operation::PutNew, key, moved, created);
         let error = match put.await {
             Ok(_) => return Ok(()),
@@ -47,7 +52,7 @@ pub(super) async fn create_own(
         };
         is_unanswered |= error.kind() == StoreErrorKind::OutcomeUnknown;
         if error.kind() == StoreErrorKind::AlreadyExists {
-            let moved = || signs.received_at();
+            let moved = || signs.received_at().filter(|_| !is_late(Operation::Get));
             let there = store.get(key);
             match bounded_by_silence(&patience, Operation::Get, key, moved, there).await {
                 Ok((there, _)) if there == *body => return Ok(()),

@@ -211,6 +211,11 @@ impl<'a> Pauses<'a> {
         }
     }
 
+    /// Returns when the last request may begin.
+    pub(super) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
     /// Returns the policy for a request that begins now: it times out at the deadline.
     pub(super) fn policy(&self) -> RetryPolicy {
         let left = self.deadline.saturating_duration_since(Instant::now());

@@ -174,6 +174,15 @@ impl Signs {
         self.0.stirred.notify_one();
     }
 
+    /// Returns whether the store refused such a request, or was not reachable for it, after `begin`:
+    /// one with this operation, for a key in the same top-level directory. What was answered since
+    /// is no refusal any more.
+    pub fn was_refused_after(&self, operation: Operation, key: &str, begin: Instant) -> bool {
+        let state = self.0.state.lock();
+        let trouble = state.troubles.get(&Sort::of(operation, key));
+        trouble.is_some_and(|trouble| trouble.seen > begin)
+    }
+
     /// Returns the trouble that lasts, if any: the oldest.
     pub fn outage(&self) -> Option<Outage> {
         let now = Instant::now();

@@ -183,6 +183,60 @@ async fn bytes_that_move_after_a_request_without_an_answer_change_nothing() {
     assert!((305..=310).contains(&took), "{took} s");
 }
 
+/// A store whose layer repeats refused journals by itself, as the remote one does.
+#[derive(Debug)]
+struct Stubborn(Arc<dyn Store>);
+
+#[async_trait::async_trait]
+impl bkfs_store::Layer for Stubborn {
+    fn below(&self) -> &dyn Store {
+        &*self.0
+    }
+
+    async fn put_new(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+    ) -> Result<bkfs_store::Version, StoreError> {
+        let begin = Instant::now();
+        loop {
+            let answer = self.0.put_new(key, body.clone()).await;
+            let is_refused = |error: &StoreError| error.kind() == StoreErrorKind::Throttled;
+            if !answer.as_ref().is_err_and(is_refused) || begin.elapsed().as_secs() > 58 {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_that_move_while_an_entry_is_refused_do_not_double_its_time() {
+    let signs = Signs::default();
+    let faults = Arc::new(FaultStore::new(memory().await));
+    let guarded = GuardedStore::new(faults.clone(), signs.clone());
+    let store: Arc<dyn Store> = Arc::new(Stubborn(Arc::new(guarded)));
+    let session = enter(&store, 1, "a").await.expect("free");
+    let writer = writer(&store, &session).await;
+    let busy = Strike::with(Fault::FailBefore(StoreErrorKind::Throttled));
+    let journals = busy.on(Operation::PutNew).keys("journal/");
+    faults.plan(journals.always());
+    let begin = Instant::now();
+    // Another body moves all the time.
+    let moves = async {
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            signs.sent(begin);
+        }
+    };
+    tokio::select! {
+        written = write(&writer, entry(1)) => written.map(drop).expect_err("refused"),
+        never = moves => never,
+    };
+    let took = begin.elapsed().as_secs();
+    assert!((58..=75).contains(&took), "{took} s");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_entry_that_would_leave_operations_out_is_refused() {
     let store = memory().await;

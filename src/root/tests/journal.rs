@@ -225,7 +225,7 @@ async fn bytes_that_move_while_an_entry_is_refused_do_not_double_its_time() {
     // Another body moves all the time.
     let moves = async {
         loop {
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
             signs.sent(begin);
         }
     };

@@ -24,8 +24,8 @@ const GENERATION_GAP: u64 = 1_000_000;
 pub type Record = (Id, CommitRecord);
 
 /// Returns the records of each volume, the best candidate for its last commit first: by number,
-/// then by time. Those of a volume that was removed come last, since a later volume of the same name
-/// that is no clone counts its commits from 1. Without a later one, the removed volume comes back:
+/// then by time. Those of a volume that was removed come last, since with older programs a later
+/// volume of the same name counts its commits from 1. Without a later one, the removed volume comes back:
 /// nothing tells whether its removal was made.
 pub fn candidates(records: &[Record]) -> BTreeMap<&str, Vec<&Record>> {
     let removals = removals(records).into_iter();

@@ -7,7 +7,7 @@
 //! The record has no parent. So a root that is rebuilt from records has the clone as a volume of
 //! its own, and a clone needs no record of its source, which may be forgotten.
 
-use super::commit::RECORDS_FOLLOWED_MAX;
+use super::commit::follows;
 use super::error::RootError;
 use super::finish::PackFinisher;
 use super::handle::Transition;
@@ -21,7 +21,6 @@ use super::state::{Root, SessionId};
 use super::uploads::Uploads;
 use super::volumes::CloneChange;
 use async_trait::async_trait;
-use bkfs_chunker::id::Id;
 use jiff::Timestamp;
 
 /// Index objects in the root up to which a clone adds one, and absorbs none.
@@ -36,9 +35,7 @@ pub struct CloneRequest {
     pub name: String,
     /// The lowest inode number that the tree of the snapshot never used.
     pub next_inode: u64,
-    /// The number of its first commit: the generation of a root that was read for this. Each commit
-    /// takes at least one generation. So no former volume of this name has counted so far, and a
-    /// repair without a root takes the clone for the newest one.
+    /// The number of its first commit ([`first_number`](super::commit::first_number)).
     pub sequence: u64,
     /// The time on the host's clock.
     pub clock: Timestamp,
@@ -178,6 +175,7 @@ impl<U: Uploads> Transition for CloneCas<'_, U> {
             session,
             volume,
             commit,
+            sequence,
             ..
         } = &self.change;
         if let Some(session) = root.sessions.get(session) {
@@ -185,42 +183,16 @@ impl<U: Uploads> Transition for CloneCas<'_, U> {
             return Ok(session.volume.as_ref() == Some(volume));
         }
         // Either the change removed the session, or another session did and the change was refused.
-        let last = root.volumes.get(volume).and_then(|entry| entry.commit);
-        match follows(root, self.lists, self.uploads, last, *commit).await? {
+        let commit = (*sequence, *commit);
+        let is_made = match root.volumes.get(volume) {
+            Some(entry) => follows(root, self.lists, self.uploads, entry, commit).await?,
+            None => false,
+        };
+        match is_made {
             true => Ok(true),
             false => Err(RootError::OutcomeUnknown {
                 reason: "another program has ended the session of this command".to_owned(),
             }),
         }
     }
-}
-
-/// Returns whether the commit record `commit` is `last`, or one before it.
-///
-/// # Errors
-/// Those of [`Lists::condemned`] and [`Uploads::read_record`]; [`RootError::Damaged`] for a record
-/// that cannot be decoded.
-pub(super) async fn follows<U: Uploads>(
-    root: &Root,
-    lists: &Lists,
-    uploads: &U,
-    last: Option<Id>,
-    commit: Id,
-) -> Result<bool, RootError> {
-    let mut next = last;
-    for _ in 0..RECORDS_FOLLOWED_MAX {
-        match next {
-            None => return Ok(false),
-            Some(id) if id == commit => return Ok(true),
-            Some(id) => {
-                let condemned = lists.condemned(root).await?;
-                let sources = lists.sources(root).await?;
-                let bytes = uploads.read_record(&sources, &condemned, id).await?;
-                let record = CommitRecord::decode(&bytes)
-                    .map_err(|reason| RootError::damaged(&format!("commit record {id}"), reason))?;
-                next = record.parent;
-            }
-        }
-    }
-    Ok(false)
 }

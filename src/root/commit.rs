@@ -34,7 +34,47 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, MutexGuard};
 
 /// The most commits of others that are followed back to determine a commit's outcome.
-pub(super) const RECORDS_FOLLOWED_MAX: u64 = 4096;
+const RECORDS_FOLLOWED_MAX: u64 = 4096;
+
+/// Returns the number of the first commit of a volume that is new in `root`, or in a later one.
+///
+/// Each commit takes at least one generation. So no former volume of the name has counted as far,
+/// and a repair without a root takes the newest volume of a name for the newest.
+pub fn first_number(root: &Root) -> u64 {
+    root.generation
+}
+
+/// Returns whether the commit with this number and this record is the last one of the volume `entry`
+/// in `root`, or one before it.
+///
+/// # Errors
+/// [`RootError::OutcomeUnknown`] after 4,096 later commits; [`RootError::Damaged`] for a record that
+/// cannot be decoded; those of [`Lists::condemned`] and [`Uploads::read_record`].
+pub(super) async fn follows<U: Uploads>(
+    root: &Root,
+    lists: &Lists,
+    uploads: &U,
+    entry: &Volume,
+    (number, commit): (u64, Id),
+) -> Result<bool, RootError> {
+    let (mut next, mut sequence) = (entry.commit, entry.sequence);
+    for _ in 0..=RECORDS_FOLLOWED_MAX {
+        let Some(id) = next.filter(|_| sequence > number) else {
+            return Ok(sequence == number && next == Some(commit));
+        };
+        let condemned = lists.condemned(root).await?;
+        let sources = lists.sources(root).await?;
+        let bytes = uploads.read_record(&sources, &condemned, id).await?;
+        let record = CommitRecord::decode(&bytes)
+            .map_err(|reason| RootError::damaged(&format!("commit record {id}"), reason))?;
+        next = record.parent;
+        // The commits of a volume are numbered without a gap.
+        sequence -= 1;
+    }
+    Err(RootError::OutcomeUnknown {
+        reason: "too many commits were made since".to_owned(),
+    })
+}
 
 /// Commits one volume for one session, one commit at a time.
 pub struct RootCommitter<U: Uploads> {
@@ -205,9 +245,10 @@ impl<U: Uploads> RootCommitter<U> {
     ) -> Result<RecordedCommit<'a, U>, RootError> {
         let mut state = self.state.lock().await;
         self.settle(&mut state).await?;
-        let sequence = match self.is_snapshot_only {
-            true => 0,
-            false => state.sequence + 1,
+        let sequence = match (self.is_snapshot_only, state.last) {
+            (true, _) => 0,
+            (false, Some(_)) => state.sequence + 1,
+            (false, None) => first_number(&self.handle.current().root),
         };
         let record = self.record(request, sequence, state.last);
         let record = self.uploads.store_record(record.encode()).await?;
@@ -298,23 +339,8 @@ impl<U: Uploads> RootCommitter<U> {
         let Some(entry) = root.volumes.get(&self.volume) else {
             return Ok(false);
         };
-        let (mut last, mut sequence) = (entry.commit, entry.sequence);
-        if sequence.saturating_sub(pending.sequence) > RECORDS_FOLLOWED_MAX {
-            return Err(RootError::OutcomeUnknown {
-                reason: "too many commits were made since".to_owned(),
-            });
-        }
-        while sequence > pending.sequence {
-            let Some(id) = last else { return Ok(false) };
-            let condemned = self.lists.condemned(root).await?;
-            let sources = self.lists.sources(root).await?;
-            let bytes = (self.uploads.read_record(&sources, &condemned, id)).await?;
-            let record = CommitRecord::decode(&bytes)
-                .map_err(|reason| RootError::damaged(&format!("commit record {id}"), reason))?;
-            last = record.parent;
-            sequence -= 1;
-        }
-        Ok(sequence == pending.sequence && last == Some(pending.record))
+        let commit = (pending.sequence, pending.record);
+        follows(root, &self.lists, &*self.uploads, entry, commit).await
     }
 
     fn replayed_sessions(&self) -> impl Iterator<Item = SessionId> + '_ {
@@ -463,6 +489,7 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
             session,
             volume: volume.clone(),
             parent: self.pending.parent,
+            sequence: self.pending.sequence,
             commit: self.pending.record,
             tree: self.request.tree,
             building: self.request.building,

@@ -37,7 +37,7 @@ pub struct CommitRequest<M> {
 pub struct RootCommit {
     /// The generation of the root that made it, or if that is unknown, of a later one.
     pub generation: u64,
-    /// Its number among the volume's commits, from 1; 0 for a commit that only makes a snapshot.
+    /// Its number among the volume's commits; 0 for a commit that only makes a snapshot.
     pub sequence: u64,
     /// The id of its commit record.
     pub record: Id,

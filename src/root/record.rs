@@ -22,7 +22,8 @@ pub struct CommitRecord {
     /// The session that made it.
     #[n(1)]
     pub session: SessionId,
-    /// Its number among the volume's commits, from 1. The number 0 means that it is outside their
+    /// Its number: one more than that of the commit before it. That of a volume's first commit is
+    /// the generation of a root that was read for it. The number 0 means that it is outside their
     /// chain and made nothing but a snapshot.
     #[n(2)]
     pub sequence: u64,

@@ -143,6 +143,7 @@ mod tests {
             session,
             volume: "main".to_owned(),
             parent: (number > 1).then(|| id(number - 1)),
+            sequence: u64::from(number),
             commit: id(number),
             tree: Some(id(number + 100)),
             building: None,

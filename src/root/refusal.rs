@@ -130,9 +130,10 @@ impl Refusal {
             Self::Full { what: "sessions" } => {
                 Some("see bkfs session list; end dead ones with bkfs session end")
             }
-            Self::Full { what: "volumes" } => {
-                Some("see bkfs volume list; remove those that nothing needs: bkfs volume remove")
-            }
+            Self::Full { what: "volumes" } => Some(
+                "see bkfs volume list, and remove those that nothing needs; bkfs session list \
+                     shows sessions, which take room as well",
+            ),
             Self::RecoveryBasesFull { .. } => {
                 Some("nothing is lost; bkfs session list names all of the spools")
             }

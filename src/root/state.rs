@@ -210,7 +210,7 @@ pub struct Volume {
     /// The live session that may commit.
     #[n(1)]
     pub holder: Option<SessionId>,
-    /// The number of commits of the volume.
+    /// The number of the last commit; 0 before the first.
     #[n(2)]
     pub sequence: u64,
     /// The id of the record of the last commit; none before the first.

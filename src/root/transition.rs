@@ -54,6 +54,9 @@ pub struct CommitChange {
     pub volume: String,
     /// The id of the record of the commit that this one follows; the volume must still name it.
     pub parent: Option<Id>,
+    /// The number of this commit, as its record says: one more than that of the commit that it
+    /// follows.
+    pub sequence: u64,
     /// The id of the record of this commit.
     pub commit: Id,
     /// The root node of the new tree.
@@ -276,7 +279,7 @@ impl Root {
         if let Some(entry) = self.volumes.get_mut(&change.volume) {
             entry.tree = change.tree;
             entry.building = change.building.filter(|_| is_witnessed);
-            entry.sequence += 1;
+            entry.sequence = change.sequence;
             entry.commit = Some(change.commit);
             entry.next_inode = entry.next_inode.max(change.next_inode);
             entry.inodes = change.inodes;

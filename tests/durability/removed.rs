@@ -7,6 +7,8 @@ use bkfs::root::error::{ErrorKind, RootError};
 use bkfs::root::refusal::Refusal;
 use bkfs::volumes::remove;
 use bkfs::volumes::undo::{Undone, undo_removal};
+use bkfs_store::{Operation, StoreErrorKind};
+use bkfs_testing::fault::{Fault, Strike};
 
 use crate::clones::{
     changer, clone, crash_at_every_request, lose_root, read, require_whole, root, with, world,
@@ -358,6 +360,67 @@ fn a_rebuilt_root_has_the_newest_state_of_a_volume_that_came_back() {
         for name in ["one", "late0", "late5"] {
             assert!(list.named("main", name).is_some(), "{name} is gone");
         }
+        require_whole(&world).await;
+    });
+}
+
+#[test]
+fn a_rebuilt_root_has_a_fresh_volume_before_a_clone_that_was_never_made() {
+    paused(async {
+        let world = world(2).await;
+        let repository = world.repository().await;
+        // The program ends once its index object is in the bucket, and before the clone is in the
+        // root.
+        let strike = Strike::with(Fault::FailBefore(StoreErrorKind::Denied));
+        (world.faults).plan(strike.on(Operation::Replace).keys("root").nth(2).always());
+        let unmade = clone(&repository, ("main", "one"), "try").await;
+        unmade.expect_err("never made");
+        world.faults.heal();
+        drop(repository);
+        let mount = with(&world, "try").mount().await;
+        mount.put("new", b"of a fresh volume").await;
+        mount.0.finish().await.expect("ended");
+        lose_root(&world).await;
+        assert_eq!(
+            read(&world, "try", "new").await.unwrap(),
+            b"of a fresh volume"
+        );
+        assert_eq!(read(&world, "try", "file0").await, None);
+        require_whole(&world).await;
+    });
+}
+
+#[test]
+fn a_rebuilt_root_has_a_fresh_volume_before_a_former_one_of_its_name() {
+    paused(async {
+        let world = world(2).await;
+        for number in 0..6 {
+            let mount = world.mount().await;
+            mount.put("number", format!("{number}").as_bytes()).await;
+            snapshot(&mount, &format!("late{number}")).await;
+            mount.0.finish().await.expect("ended");
+        }
+        let repository = world.repository().await;
+        remove(&repository, "main", true, "test")
+            .await
+            .expect("removed");
+        // One snapshot is kept, and nothing says any more that the volume was removed.
+        changer(&repository)
+            .bring_back("main", "late5")
+            .await
+            .expect("is back");
+        for _ in 0..4 {
+            crate::collecting::gather(&repository).await;
+        }
+        drop(repository);
+        let mount = world.mount().await;
+        mount.put("new", b"of a fresh volume").await;
+        mount.0.finish().await.expect("ended");
+        lose_root(&world).await;
+        assert_eq!(
+            read(&world, "main", "new").await.unwrap(),
+            b"of a fresh volume"
+        );
         require_whole(&world).await;
     });
 }

@@ -15,6 +15,7 @@ use crate::root::state::{Condemned, Root, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::pack::PackName;
 use bkfs_store::{LocalStore, Store, StoreErrorKind, StoreOptions};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -80,10 +81,11 @@ async fn commit_often(
     shelf: Arc<Shelf>,
     number: u64,
     commits: u64,
-) -> OpenSession {
+) -> (OpenSession, u64) {
     let faulty = Faulty::new(store);
     let volume = format!("v{number}");
     let writer = writer(faulty.clone(), &shelf, &volume, number + 1, false).await;
+    let first = writer.handle.current().root.generation;
     for round in 1..=commits {
         if round % 7 == 0 {
             faulty.plan([
@@ -98,28 +100,30 @@ async fn commit_often(
         };
         let made = writer.committer.commit(request).await;
         let made = made.expect("no other session takes the volume");
-        assert_eq!(made.sequence, round);
+        assert_eq!(made.sequence, first + round - 1);
     }
     assert!(writer.uploads.uncommitted.lock().is_empty());
     let told = writer.uploads.committed.load(Ordering::Relaxed);
     assert_eq!(u64::from(told), commits, "each commit was told of once");
-    writer.session
+    (writer.session, first + commits - 1)
 }
 
 async fn committers(store: Arc<dyn Store>, volumes: u64, commits: u64) {
     let shelf = Arc::new(Shelf::default());
     let commit = |number| commit_often(store.clone(), shelf.clone(), number, commits);
     let tasks: Vec<_> = (0..volumes).map(|n| tokio::spawn(commit(n))).collect();
-    let mut sessions = Vec::new();
-    for task in tasks {
-        sessions.push(task.await.expect("no panic"));
+    let (mut sessions, mut last) = (Vec::new(), BTreeMap::new());
+    for (number, task) in tasks.into_iter().enumerate() {
+        let (session, sequence) = task.await.expect("no panic");
+        sessions.push(session);
+        last.insert(format!("v{number}"), sequence);
     }
     let reader = process(store.clone(), 99).await;
     let root = &reader.current().root;
     for (name, volume) in &root.volumes {
         assert_eq!(
             (volume.sequence, volume.tree, volume.bytes),
-            (commits, Some(id(commits)), 1000 * commits),
+            (last[name], Some(id(commits)), 1000 * commits),
             "{name}"
         );
     }
@@ -193,7 +197,7 @@ async fn a_fenced_writer_commits_nothing_more() {
             .await
             .expect("holder")
             .sequence,
-        2
+        3
     );
     assert_eq!(
         ended_session
@@ -243,7 +247,7 @@ async fn a_commit_that_was_made_before_its_writer_was_fenced_is_reported_as_made
         let made = committing.await.expect("no panic").expect("it was made");
         assert_eq!(
             (made.sequence, made.snapshot.map(|snapshot| snapshot.name)),
-            (2, Some("last".to_owned()))
+            (3, Some("last".to_owned()))
         );
         assert_eq!(
             ended_session
@@ -258,7 +262,7 @@ async fn a_commit_that_was_made_before_its_writer_was_fenced_is_reported_as_made
             .current_snapshots(&new_holder.handle)
             .await
             .expect("readable");
-        assert_eq!(view.root.volumes["main"].sequence, 2 + commits_on_top);
+        assert_eq!(view.root.volumes["main"].sequence, 3 + commits_on_top);
         assert_eq!(
             snapshots
                 .named("main", "last")
@@ -334,7 +338,7 @@ async fn an_unknown_commit_is_found_out_by_the_next() {
         // next commit follows it.
         let settled = writer.committer.settle_pending().await.expect("decided");
         let settled = settled.expect("made");
-        assert_eq!((settled.sequence, settled.generation), (1, 3));
+        assert_eq!((settled.sequence, settled.generation), (2, 3));
         let snapshot = settled.snapshot.expect("was asked for");
         assert_eq!((snapshot.name.as_str(), snapshot.generation), ("one", 3));
         let again = writer.committer.settle_pending().await.expect("decided");
@@ -350,7 +354,7 @@ async fn an_unknown_commit_is_found_out_by_the_next() {
                 .await
                 .expect("alone")
                 .sequence,
-            2
+            3
         );
         assert_eq!(writer.uploads.committed.load(Ordering::Relaxed), 2);
         assert!(writer.uploads.uncommitted.lock().is_empty());
@@ -382,7 +386,7 @@ async fn a_commit_after_an_unknown_one_follows_it_unasked() {
     let (store, writer) = with_unknown_commit(&shelf).await;
     assert_eq!(store.deliver().await, 1);
     let next = writer.committer.commit(tree(2)).await;
-    assert_eq!(next.expect("it follows").sequence, 2);
+    assert_eq!(next.expect("it follows").sequence, 3);
     assert!(writer.uploads.uncommitted.lock().is_empty());
 }
 
@@ -397,7 +401,7 @@ async fn a_commit_that_arrives_after_refusals_is_not_lost() {
     assert_ne!(refused.kind(), ErrorKind::Fenced, "{refused}");
     assert_eq!(store.deliver().await, 1);
     let next = writer.committer.commit(tree(2)).await;
-    assert_eq!(next.expect("it follows the first").sequence, 2);
+    assert_eq!(next.expect("it follows the first").sequence, 3);
     assert!(writer.uploads.uncommitted.lock().is_empty());
 }
 
@@ -410,14 +414,14 @@ async fn a_refused_repetition_does_not_decide_a_commit() {
     let refused = writer.committer.settle_pending().await;
     assert!(refused.is_err(), "its first request is still on its way");
     let settled = writer.committer.settle_pending().await.expect("decided");
-    assert_eq!(settled.map(|made| made.sequence), Some(1));
+    assert_eq!(settled.map(|made| made.sequence), Some(2));
     assert_eq!(
         store.deliver().await,
         0,
         "its first request changes nothing"
     );
     let next = writer.committer.commit(tree(2)).await;
-    assert_eq!(next.expect("it follows the first").sequence, 2);
+    assert_eq!(next.expect("it follows the first").sequence, 3);
     assert!(writer.uploads.uncommitted.lock().is_empty());
 }
 
@@ -562,7 +566,7 @@ async fn what_is_condemned_while_a_commit_is_under_way_is_not_relied_on() {
     assert_rebuild(committing.await.expect("no panic"), pack);
     second.uploads.relied_on.lock().clear();
     let made = second.committer.commit(tree(4)).await;
-    assert_eq!(made.expect("stored again").sequence, 1);
+    assert_eq!(made.expect("stored again").sequence, 5);
 }
 
 #[tokio::test(start_paused = true)]

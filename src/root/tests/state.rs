@@ -82,6 +82,8 @@ fn commit_of(
 ) -> CommitChange {
     let volume = root.sessions[&session].volume.clone();
     let volume = volume.unwrap_or("main".into());
+    let last = root.volumes.get(&volume);
+    let sequence = last.map_or(1, |volume| volume.sequence + 1);
     let parent = match right {
         true => root.volumes.get(&volume).and_then(|volume| volume.commit),
         false => Some(id(u64::MAX)),
@@ -94,6 +96,7 @@ fn commit_of(
         session,
         volume,
         parent,
+        sequence,
         commit: id(number),
         tree: Some(id(number + 1)),
         building: None,

@@ -31,6 +31,7 @@ fn commit_by(session: u64, volume: &str, parent: Option<u64>, number: u64) -> Co
         session: SessionId(session),
         volume: volume.to_owned(),
         parent: parent.map(id),
+        sequence: number,
         commit: id(number),
         tree: Some(id(number + 100)),
         building: None,

@@ -39,6 +39,7 @@ use crate::root::repository::probe;
 use crate::root::retry::random;
 use crate::root::sent::Sent;
 use crate::root::snapshots::QuarantineEntry;
+use crate::root::snapshots::SnapshotEntry;
 use crate::root::state::{ROOT_KEY, Root, SessionId};
 
 /// How often packs that do not belong to anything are left out and the rest is looked at again.
@@ -263,20 +264,26 @@ fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Repai
     // Those of removed volumes come after all others, which keep their names. A removed volume that
     // came back begins anew: only the remaining lists name what is left of its first history.
     let removals = rebuild::removals(&findings.learned.records);
-    let named = findings.leftover_snapshots.iter();
-    let named: Vec<Id> = named.map(|entry| entry.commit).collect();
-    for tip in tips.values().chain(&removals).chain(&named) {
+    let mut named: Vec<&SnapshotEntry> = findings.leftover_snapshots.iter().collect();
+    named.sort_by_key(|entry| std::cmp::Reverse(entry.generation));
+    let named = named.iter().map(|entry| &entry.commit);
+    let mut walked: HashSet<Id> = HashSet::new();
+    for tip in tips.values().chain(&removals).chain(named) {
+        if walked.contains(tip) {
+            continue;
+        }
         let records = &findings.learned.records;
         let mut history = rebuild::history(records, *tip);
+        walked.extend(history.iter().map(|(id, _)| *id));
         let of = history.first().map(|(_, record)| record.volume.clone());
         // Snapshots outside the chain: what an index object holds was stored with all that it
         // needs.
         history.extend(records.iter().filter(|(id, record)| {
-            let places = findings.content_store.places_in_memory(&id.prefix());
             let is_held = |place: &PackLocation| findings.indexed.packs.contains_key(&place.pack);
+            let places = || findings.content_store.places_in_memory(&id.prefix());
             record.is_snapshot_only()
                 && Some(&record.volume) == of.as_ref()
-                && places.iter().any(is_held)
+                && places().iter().any(is_held)
         }));
         let listed = &findings.leftover_snapshots;
         let generations = rebuild::generations(&history, &known);

@@ -314,7 +314,10 @@ async fn undo(command: &Remove, global: &Global, output: &Output) -> Result<(), 
     let undone = undone.ok_or_else(|| {
         let shown = name_text(name.as_bytes());
         let why = format!("the trash does not have the last state of a removed volume {shown}");
-        Failure::new(why).hint("bkfs forget --undo NAME brings single snapshots back.")
+        Failure::new(why).hint(
+            "bkfs forget --undo NAME brings a single snapshot back, and bkfs volume clone makes a \
+             volume of it.",
+        )
     })?;
     let count = undone.restored;
     let answer = json!({

@@ -47,7 +47,9 @@ pub async fn undo_removal(
     let generation = |entry: &&SnapshotEntry| entry.generation;
     let of_trash = trash.iter().map(|entry| &entry.snapshot);
     let of_list = kept.iter().filter(|entry| entry.volume == volume);
-    let Some(last) = of_trash.chain(of_list).max_by_key(generation) else {
+    // One that was made of a spool never was the state of the volume.
+    let states = of_trash.chain(of_list).filter(|entry| !entry.recovered);
+    let Some(last) = states.max_by_key(generation) else {
         return Ok(None);
     };
     if !record_of(repository, last).await?.removes {

@@ -9,6 +9,7 @@
 //! ends with the process namespace, even what leaves its process group.
 
 use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Stdio;
@@ -45,8 +46,9 @@ const PRIVATE_VARIABLE: &str = "BKFS_DRILL_PRIVATE";
 /// Names the directory of the clone for the command.
 const CLONE_VARIABLE: &str = "BKFS_CLONE";
 
-/// Where the clone is mounted. All drills use it, each in its own mount namespace.
-const PLACE: &str = "/run/bkfs/drill";
+/// Where the clone is mounted. All drills use it, each in its own mount namespace. Each user may
+/// pass through it, whatever the umask was.
+const PLACE: &str = "/run/bkfs-drill";
 
 /// Variables that the command inherits. All others may hold a password or a key of the store.
 const INHERITED: [&str; 6] = ["PATH", "LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ"];
@@ -257,6 +259,8 @@ fn mount(
 ) -> Result<Mounted, Failure> {
     let failed = |error: std::io::Error| Failure::new(format!("{PLACE}: {error}"));
     std::fs::create_dir_all(PLACE).map_err(failed)?;
+    let for_all = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(PLACE, for_all).map_err(failed)?;
     let options = MountOptions::parse(&["allow_other".to_owned()]);
     let plan = MountPlan {
         repository: repository.clone(),

@@ -43,7 +43,8 @@ SystemCallFilter=@system-service
 ";
 
 /// More limits of a drill. It mounts a clone, and starts a database or another program with the
-/// rights of its user, in namespaces of its own.
+/// rights of its user, in namespaces of its own. runuser(1) writes to the audit log, and a drill ends
+/// processes of that user.
 const FOR_DRILLS: &str = "\
 ProtectSystem=strict
 ProtectHome=read-only
@@ -53,8 +54,8 @@ DevicePolicy=closed
 DeviceAllow=/dev/fuse rw
 ReadWritePaths=/run
 RestrictNamespaces=mnt net pid
-CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID \
-CAP_IPC_LOCK CAP_NET_ADMIN CAP_SETGID CAP_SETUID CAP_SYS_ADMIN
+CapabilityBoundingSet=CAP_AUDIT_WRITE CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER \
+CAP_FSETID CAP_IPC_LOCK CAP_KILL CAP_NET_ADMIN CAP_SETGID CAP_SETUID CAP_SYS_ADMIN
 SystemCallFilter=@system-service @mount
 ";
 

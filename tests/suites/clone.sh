@@ -158,9 +158,9 @@ alone() {
 }
 # nothing_left URL: no mount, no process and no volume of a drill.
 nothing_left() {
-  ! grep -q /run/bkfs/drill /proc/self/mountinfo || wrong "a mount is left"
+  ! grep -q /run/bkfs-drill /proc/self/mountinfo || wrong "a mount is left"
   ! bkfs volume list --json "$1" | jq -e 'select(.scratch)' || wrong "a clone is left"
-  ! pgrep -f /run/bkfs/drill || wrong "a process is left"
+  ! pgrep -f /run/bkfs-drill || wrong "a process is left"
 }
 a_drill_is_noted() {
   exits 0 bkfs drill "$SUITE_TMP/damaged" mon -- "$SUITE_TMP/mariadb-drill"
@@ -183,7 +183,7 @@ a_drill_is_kept_apart() {
   says '^postgres$' '^BKFS_CLONE='
   says_not secret
   unset BKFS_FROM_PASSWORD AWS_SECRET_ACCESS_KEY
-  [ ! -e /run/bkfs/drill/pg ] || wrong "others see the clone"
+  [ ! -e /run/bkfs-drill/pg ] || wrong "others see the clone"
   exits 125 bkfs drill "$SUITE_TMP/damaged" nothing -- true
   exits 125 bkfs drill "$SUITE_TMP/damaged" mon --user no-such-user -- true
   exits 127 bkfs drill "$SUITE_TMP/damaged" mon -- no-such-program

@@ -167,7 +167,9 @@ on_success = "cat >/var/lib/bkfs/succeeded"
 forget = { at = "04:00" }
 check = { at = "Sun 06:00" }
 drill.files = { at = "Sun 07:00", command = ["sh", "-c", "echo x >$BKFS_CLONE/file && touch /tmp/private"] }
-run.files = { at = "02:00", mount = "/backup", name = "100 %%", command = ["sh", "-c", "echo '$HOME' \"%h  $(id -un)\" >/backup/file"] }
+drill.user = { at = "Sun 07:00", command = ["sh", "-c", "grep -q root $BKFS_CLONE/file && id -un >/tmp/who && grep -q nobody /tmp/who"], options = ["--user", "nobody"] }
+drill.runuser = { at = "Sun 07:00", command = ["runuser", "-u", "nobody", "--", "sh", "-c", "sleep 60 & exec grep -q root /run/bkfs-drill/file"] }
+run.files = { at = "02:00", mount = "/backup", name = "100 %%", command = ["sh", "-c", "echo '$HOME' \"%h  $(id -un)\" >/backup/file; chmod 644 /backup/file"] }
 END
   exits 0 inside bkfs init --no-encryption /srv/bucket
   exits 0 inside bkfs schedule install
@@ -198,7 +200,10 @@ drills_run_as_units() {
   inside jq -e '.command == "drill" and .succeeded and .results[0].ok' /var/lib/bkfs/succeeded
   inside sh -c 'bkfs snapshots --json /srv/bucket | jq -e .drill.ok'
   exits 1 inside test -e /tmp/private
-  exits 1 inside findmnt -n /run/bkfs/drill
+  exits 1 inside findmnt -n /run/bkfs-drill
+  # Commands of other users reach the clone.
+  started bkfs-local-drill-user
+  started bkfs-local-drill-runuser
   # One that fails says so.
   inside sed -i 's|touch /tmp/private|false|' /etc/bkfs.toml
   exits 0 inside bkfs schedule install

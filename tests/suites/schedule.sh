@@ -167,8 +167,8 @@ on_success = "cat >/var/lib/bkfs/succeeded"
 forget = { at = "04:00" }
 check = { at = "Sun 06:00" }
 drill.files = { at = "Sun 07:00", command = ["sh", "-c", "echo x >$BKFS_CLONE/file && touch /tmp/private"] }
-drill.user = { at = "Sun 07:00", command = ["sh", "-c", "grep -q root $BKFS_CLONE/file && id -un >/tmp/who && grep -q nobody /tmp/who"], options = ["--user", "nobody"] }
-drill.runuser = { at = "Sun 07:00", command = ["runuser", "-u", "nobody", "--", "sh", "-c", "sleep 60 & exec grep -q root /run/bkfs-drill/file"] }
+drill.user = { at = "Sun 07:00", command = ["sh", "-c", "grep -q root $BKFS_CLONE/file && id -un >/tmp/who && grep -q daemon /tmp/who"], options = ["--user", "daemon"] }
+drill.runuser = { at = "Sun 07:00", command = ["runuser", "-u", "daemon", "--", "sh", "-c", "sleep 60 & exec grep -q root /run/bkfs-drill/file"] }
 run.files = { at = "02:00", mount = "/backup", name = "100 %%", command = ["sh", "-c", "echo '$HOME' \"%h  $(id -un)\" >/backup/file; chmod 644 /backup/file"] }
 END
   exits 0 inside bkfs init --no-encryption /srv/bucket

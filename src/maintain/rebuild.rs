@@ -69,6 +69,32 @@ pub fn history(records: &[Record], tip: Id) -> Vec<&Record> {
     found
 }
 
+/// Returns the sessions whose journals the volume with this last commit must not have: those that
+/// its commits have carried out, and those of a volume of its name that was removed before. A
+/// volume is removed only when all its sessions have ended and their journals are carried out.
+pub fn finished(records: &[Record], tip: Id) -> HashSet<SessionId> {
+    let chain = history(records, tip);
+    let carried = |(_, record): &&Record| {
+        let replayed = record.replayed.iter().flatten();
+        let sessions = replayed.map(|replayed| replayed.session);
+        sessions.collect::<Vec<SessionId>>()
+    };
+    let mut finished: HashSet<SessionId> = chain.iter().flat_map(carried).collect();
+    let Some((_, last)) = chain.first() else {
+        return finished;
+    };
+    let ids: HashSet<Id> = chain.iter().map(|(id, _)| *id).collect();
+    for removal in removals(records) {
+        let former = history(records, removal);
+        let is_same = |(id, record): &&Record| ids.contains(id) || record.volume != last.volume;
+        if !former.iter().any(is_same) {
+            finished.extend(former.iter().map(|(_, record)| record.session));
+            finished.extend(former.iter().flat_map(carried));
+        }
+    }
+    finished
+}
+
 /// Snapshots that are known already, whose names and numbers are taken.
 #[derive(Clone, Debug, Default)]
 pub struct Taken {

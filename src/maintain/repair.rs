@@ -299,8 +299,8 @@ fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Repai
     }
 }
 
-/// Returns the sessions that left journals of volumes with a commit. Names the journals of others in
-/// the plan.
+/// Returns the sessions that left journals of volumes with a commit, and that are not finished.
+/// Names the journals of others in the plan.
 fn owned_journals(
     findings: &Findings,
     tips: &BTreeMap<String, Id>,
@@ -309,6 +309,10 @@ fn owned_journals(
 ) -> BTreeSet<Left> {
     let mut journals: BTreeSet<Left> = BTreeSet::new();
     let mut unowned: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut finished: BTreeMap<&str, u64> = BTreeMap::new();
+    let records = &findings.learned.records;
+    let finished_of = |(name, tip): (&String, &Id)| (name.clone(), rebuild::finished(records, *tip));
+    let finished_sessions: BTreeMap<_, _> = tips.iter().map(finished_of).collect();
     for key in findings.bucket.keys() {
         let layout::NamedObject::Journal {
             volume, session, ..
@@ -320,6 +324,9 @@ fn owned_journals(
             .keys()
             .find(|name| keyring.name_hash(name.as_bytes()) == volume);
         match named {
+            Some(name) if finished_sessions[name].contains(&session) => {
+                *finished.entry(name).or_default() += 1;
+            }
             Some(name) => drop(journals.insert((name.clone(), session))),
             None => *unowned.entry(volume).or_default() += 1,
         }
@@ -328,6 +335,12 @@ fn owned_journals(
         format!(
             "leave {count} journals below journal/{volume:016x}/ to bkfs gc: no commit names their \
              volume, so the new root has no session that would carry them out"
+        )
+    }));
+    plan.steps.extend(finished.iter().map(|(name, count)| {
+        format!(
+            "leave {count} journals of {name} to bkfs gc: a commit has carried them out, or they \
+             are of a removed volume of that name"
         )
     }));
     journals

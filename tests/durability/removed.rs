@@ -424,3 +424,68 @@ fn a_rebuilt_root_has_a_fresh_volume_before_a_former_one_of_its_name() {
         require_whole(&world).await;
     });
 }
+
+/// Lets no request delete a journal, as when a machine stops before it does.
+fn keep_journals(world: &World) {
+    let strike = Strike::with(Fault::FailBefore(StoreErrorKind::Denied));
+    let strike = strike.on(Operation::Delete).keys("journal/");
+    world.faults.plan(strike.always());
+}
+
+/// Returns the number of journals in the bucket.
+async fn journals(world: &World) -> usize {
+    let repository = world.elsewhere().repository().await;
+    let listed = repository.handle.store().list("journal/", None, 100).await;
+    listed.expect("listed").len()
+}
+
+#[test]
+fn a_rebuilt_root_has_no_journals_of_a_former_volume_in_a_fresh_one() {
+    paused(async {
+        let world = world(2).await;
+        keep_journals(&world);
+        let mount = world.mount().await;
+        let file = mount.write("synced", b"of the former volume").await;
+        mount.fsync(file).await.expect("synced");
+        mount.0.finish().await.expect("ended");
+        assert!(journals(&world).await > 0);
+        let repository = world.repository().await;
+        remove(&repository, "main", true, "test")
+            .await
+            .expect("removed");
+        drop(repository);
+        let mount = world.mount().await;
+        mount.put("new", b"of a fresh volume").await;
+        mount.0.finish().await.expect("ended");
+        assert!(journals(&world).await > 0);
+        lose_root(&world).await;
+        assert_eq!(read(&world, "main", "synced").await, None);
+        assert_eq!(
+            read(&world, "main", "new").await.unwrap(),
+            b"of a fresh volume"
+        );
+        require_whole(&world).await;
+    });
+}
+
+#[test]
+fn a_rebuilt_root_has_no_journals_that_a_commit_has_carried_out() {
+    paused(async {
+        let world = world(2).await;
+        keep_journals(&world);
+        let mount = world.mount().await;
+        let file = mount.write("synced", b"acknowledged").await;
+        mount.fsync(file).await.expect("synced");
+        drop(mount);
+        let other = world.elsewhere();
+        keep_journals(&other);
+        let mount = other.mount().await;
+        mount.put("synced", b"written later").await;
+        snapshot(&mount, "newer").await;
+        mount.0.finish().await.expect("ended");
+        assert!(journals(&world).await > 0);
+        lose_root(&world).await;
+        assert_eq!(read(&world, "main", "synced").await.unwrap(), b"written later");
+        require_whole(&world).await;
+    });
+}

@@ -23,6 +23,8 @@ DIRECTORY/rules is a JSON object, read again whenever it changes:
           swallow {rate}      the body is taken at so many bytes per second, and nothing follows
           status {status, code, applied}   that answer, with the service's code; applied or not
           cut                 the connection is closed in the middle of the answer
+          break {rate}        a half of the body is taken at so many bytes per second, and the
+                              connection is closed
           cut-request         the server gets a half of the request, and the connection is closed
           lie                 a PUT is acknowledged and not applied: a test that misses it is none
 DIRECTORY/log has a line for each request: method, class, what became of it, when it came and was
@@ -184,7 +186,9 @@ class Proxy(BaseHTTPRequestHandler):
         if verdict == "refuse":
             return self.drop()
         length = int(self.headers.get("Content-Length") or 0)
-        rate = rules["rate"] if verdict in ("slow", "swallow") else 0
+        rate = rules["rate"] if verdict in ("slow", "swallow", "break") else 0
+        if verdict == "break":
+            length //= 2
         body = self.body(length, rate)
         if len(body) < length:
             # The client went away in the middle of it.
@@ -372,6 +376,7 @@ STRIKES = {
     "drop-after": Proxy.drop_after,
     "status": Proxy.answer_status,
     "cut": Proxy.cut,
+    "break": Proxy.drop_before,
     "cut-request": Proxy.cut_request,
     "lie": Proxy.lie,
     "swallow": Proxy.swallow,

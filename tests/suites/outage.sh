@@ -386,8 +386,9 @@ not_on_the_mount() {
 
 # --- a slow uplink, with a timeout that no transfer ends within
 
-# uplink FAULT RATE BYTES: mounts with timeout=8, and a proxy that does this to packs at so many
-# bytes per second. The file has so many bytes. Sets `pid` to the daemon.
+# uplink FAULT RATE BYTES [FIRST]: mounts with timeout=8, and a proxy that does this to packs at so
+# many bytes per second, and FIRST to the first one. The file has so many bytes. Sets `pid` to the
+# daemon.
 uplink() {
   machine one
   AWS_ENDPOINT_URL=$FAULTY bkfs mount -f "$URL" "$MNT" \
@@ -398,7 +399,8 @@ uplink() {
   wait_for 30 is_mounted "$MNT" || wrong "it does not come up: $(cat "$SUITE_TMP/daemon")"
   head -c "$3" /dev/urandom >"$SUITE_TMP/file"
   : >"$FAULTS/struck"
-  faults "{\"strikes\": [{\"what\": \"$1\", \"rate\": $2, \"method\": \"PUT\", \"class\": [\"data\"]}]}"
+  local packs="\"rate\": $2, \"method\": \"PUT\", \"class\": [\"data\"]"
+  faults "{\"strikes\": [{\"what\": \"${4:-$1}\", \"most\": 1, $packs}, {\"what\": \"$1\", $packs}]}"
 }
 # synced NAME: writes the file and calls fsync. Sets `took` to the seconds of the fsync.
 synced() {
@@ -429,6 +431,16 @@ slow_uplink() {
   [ "$(struck)" -le 2 ] || wrong "the pack was sent $(struck) times"
   row "fsync of 4.8 MB at 200 kB/s with timeout=8" "$took s"
   arrived slow
+}
+broken_uplink() {
+  local pid took
+  uplink slow 200000 4800000 break
+  synced broken || wrong "fsync failed after $took s: $(cat "$SUITE_TMP/sync" "$SUITE_TMP/daemon")"
+  # The half that was lost took longer than timeout=, and so did the whole pack after it.
+  [ "$took" -ge 30 ] || wrong "fsync took $took s: the uplink was not slow"
+  grep -q break "$FAULTS/struck" || wrong "no connection broke"
+  row "the same, when the connection breaks in the middle" "$took s"
+  arrived broken
 }
 # swallowed RATE SECONDS: fsync fails within so many seconds, and nothing is lost.
 swallowed() {
@@ -501,6 +513,7 @@ silence() { trouble silence '{"hang": true}'; }
 start_faulty "$BKFS_TEST_S3_MINIO"
 case_of "an outage that the spool absorbs is invisible" outage_is_invisible
 case_of "an uplink on which no transfer ends within timeout= fails nothing" slow_uplink
+case_of "a connection that breaks after timeout= in the middle of a pack fails nothing" broken_uplink
 case_of "a store that takes packs at once and never answers fails an fsync in time" \
   swallowed 100000000 13
 case_of "a store that takes packs slowly and never answers fails an fsync in time" \

@@ -31,7 +31,7 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(15);
 
 /// The time within which the buffers of a near connection take the start of a body, whether or not
 /// the store reads it. Those of a slow one take longer, so that silence is seen that much later.
-const BUFFERS_FILL_WITHIN: Duration = Duration::from_secs(1);
+pub(super) const BUFFERS_FILL_WITHIN: Duration = Duration::from_secs(1);
 
 /// An answer that takes longer than this is long. Short ones, of the root for instance, say nothing
 /// about those that are waited for: they end, and count then.

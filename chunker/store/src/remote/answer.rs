@@ -6,6 +6,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::{Operation, StoreErrorKind};
 
 /// Why a request had no usable answer.
@@ -86,6 +88,8 @@ pub(super) struct Broken {
     pub sent: bool,
     /// Whether a connection was made.
     pub connected: bool,
+    /// When bytes of the body last moved, if they moved for a while.
+    pub moved: Option<Instant>,
     /// The reason, in words for people.
     pub reason: String,
 }
@@ -378,6 +382,7 @@ mod tests {
             host: "store.example".into(),
             sent,
             connected: true,
+            moved: None,
             reason: "connection reset".into(),
         })
     }
@@ -487,6 +492,7 @@ mod tests {
                 host: host.into(),
                 sent: false,
                 connected: false,
+                moved: None,
                 reason: "connection refused".into(),
             })
         };

@@ -34,10 +34,16 @@ struct Failed {
     is_senseless: bool,
     /// Whether no connection to the server could be made.
     is_unmet: bool,
+    /// When its body last moved, if it broke off before the server had all of it.
+    moved: Option<Instant>,
 }
 
 impl RemoteStore {
-    /// Sends a request, and sends it again where that does no harm.
+    /// Sends a request, and sends it again where that does no harm, for `retry_for`.
+    ///
+    /// This time counts from when the body last moved, once: a transfer that breaks may have taken
+    /// longer. A second one that breaks has no more time, so a store that breaks each of them is not
+    /// tried without end.
     ///
     /// If the future is dropped, at most one request is left running, which may still be applied.
     ///
@@ -52,7 +58,8 @@ impl RemoteStore {
     where
         F: Future<Output = object_store::Result<T>>,
     {
-        let start = Instant::now();
+        let mut start = Instant::now();
+        let mut has_moved = false;
         let mut failures = 0;
         let mut senseless = 0;
         loop {
@@ -64,6 +71,9 @@ impl RemoteStore {
                 }
                 Err(error) => self.failed(operation, key, error, &departed),
             };
+            if let (Some(moved), false) = (failed.moved, has_moved) {
+                (start, has_moved) = (moved, true);
+            }
             senseless += u32::from(failed.is_senseless);
             failures += 1;
             // Nothing but the moment of a repeated request depends on this randomness.
@@ -140,6 +150,10 @@ impl RemoteStore {
             },
             is_unmet: matches!(fault, Some(Fault::Broken(broken)) if !broken.connected)
                 && kind != StoreErrorKind::Denied,
+            moved: match fault {
+                Some(Fault::Broken(broken)) if !broken.sent => broken.moved,
+                _ => None,
+            },
         }
     }
 }

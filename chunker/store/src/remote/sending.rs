@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 
 use super::contact::{Contact, QUIET};
+use crate::signs::BUFFERS_FILL_WITHIN;
 
 /// How many bytes of a body are handed on at once. hyper takes 16 such steps, and the next ones only
 /// when all of them have gone out: progress is visible every 64 KiB.
@@ -112,6 +113,13 @@ impl BodyProgress {
     /// Returns whether the server may have the whole request.
     pub(super) fn is_complete(&self) -> bool {
         self.left() == 0
+    }
+
+    /// Returns when bytes last moved, if they moved for longer than buffers fill
+    /// ([`BUFFERS_FILL_WITHIN`]).
+    pub(super) fn moved(&self) -> Option<Instant> {
+        let (first, last) = self.state.lock().moved?;
+        (last - first >= BUFFERS_FILL_WITHIN).then_some(last)
     }
 
     fn left(&self) -> u64 {
@@ -318,6 +326,21 @@ mod tests {
         let (ended, took) = attempt(16 * MIB, 12_500, None).await;
         assert!(matches!(ended, Err(GivenUp::Silent(_))), "{ended:?}");
         assert!((1343 + 55..=1343 + 60).contains(&took), "{took} s");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_that_the_buffers_take_do_not_move() {
+        let progress = progress(16 * MIB);
+        assert_eq!(progress.moved(), None);
+        progress.moves(MIB);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        progress.moves(MIB);
+        assert_eq!(progress.moved(), None);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        progress.moves(MIB);
+        let last = Instant::now();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(progress.moved(), Some(last));
     }
 
     #[tokio::test(start_paused = true)]

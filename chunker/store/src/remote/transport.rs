@@ -25,7 +25,7 @@ use super::answer::{Answer, Broken, Fault, Said, Senseless, is_metadata_service}
 use super::contact::{Contact, QUIET};
 use super::departed::Departed;
 use super::locker::Locked;
-use super::sending::{BodyProgress, Patience, WatchedRequest, watched};
+use super::sending::{BodyProgress, GivenUp, Patience, WatchedRequest, watched};
 use super::short_queue::ShortQueue;
 use super::trust::lacks_authorities;
 
@@ -166,6 +166,7 @@ impl HttpService for Transport {
                 host: host.clone(),
                 sent: false,
                 connected: true,
+                moved: None,
                 reason,
             }))
         };
@@ -218,11 +219,12 @@ impl Transport {
             true => &self.near,
             false => &self.far,
         };
-        let broken = |sent, connected, reason| {
+        let broken = |sent, connected, moved, reason| {
             fault(Fault::Broken(Broken {
                 host: host.to_owned(),
                 sent,
                 connected,
+                moved,
                 reason,
             }))
         };
@@ -237,9 +239,21 @@ impl Transport {
             Ok(Err(error)) => {
                 let connected = !error.is_connect();
                 let sent = progress.is_complete() && connected;
-                Err(broken(sent, connected, innermost(&error)))
+                Err(broken(sent, connected, progress.moved(), innermost(&error)))
             }
-            Err(given_up) => Err(broken(progress.is_complete(), true, given_up.to_string())),
+            Err(given_up) => {
+                let moved = match given_up {
+                    GivenUp::Silent(_) => progress.moved(),
+                    // The next attempt is as slow.
+                    GivenUp::Slow(..) => None,
+                };
+                Err(broken(
+                    progress.is_complete(),
+                    true,
+                    moved,
+                    given_up.to_string(),
+                ))
+            }
         }
     }
 }
@@ -357,6 +371,7 @@ impl WatchedAnswer {
             host: self.host.clone(),
             sent: true,
             connected: true,
+            moved: None,
             reason,
         }))
     }

@@ -110,6 +110,69 @@ async fn a_slow_store_that_takes_bodies_and_never_answers_is_left() {
     assert_eq!(seen.count(), 1);
 }
 
+/// At 100 kB/s, this many bytes of a body take longer than [`impatient`] waits.
+const LONG: usize = 800_000;
+
+#[tokio::test]
+async fn a_transfer_that_breaks_after_the_whole_time_is_sent_again() {
+    let pause = Duration::from_millis(160);
+    let broken = [
+        Step::Reset(LONG, 16 << 10, pause),
+        Step::Stall(LONG, 16 << 10, pause),
+    ];
+    let again = broken.map(|step| async move {
+        let (store, seen, _) = impatient(vec![step.clone(), success()]).await;
+        let start = Instant::now();
+        let put = store.put_new("a", body(LONG + (1 << 20))).await;
+        put.unwrap_or_else(|error| panic!("{step:?}: {error}"));
+        let took = start.elapsed();
+        assert!(took > Duration::from_secs(6), "{step:?}: {took:?}");
+        assert_eq!(seen.count(), 2, "{step:?}");
+    });
+    futures::future::join_all(again).await;
+}
+
+#[tokio::test]
+async fn a_store_that_breaks_each_transfer_is_left() {
+    let pause = Duration::from_millis(160);
+    // The second one ends after the whole time since the first one moved.
+    let long = Step::Reset(LONG, 16 << 10, pause);
+    let (store, seen, _) = impatient(vec![long; 9]).await;
+    // Short ones end early, and all of them have one and the same time.
+    let short = Step::Reset(200_000, 16 << 10, pause);
+    let (other, other_seen, _) = impatient(vec![short; 99]).await;
+    let start = Instant::now();
+    let timed = |store: RemoteStore| async move {
+        let error = store
+            .put_new("a", body(LONG + (1 << 20)))
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), Kind::Unreachable, "{error}");
+        start.elapsed().as_secs()
+    };
+    let (long, short) = futures::join!(timed(store), timed(other));
+    assert!((12..=24).contains(&long), "{long} s");
+    assert_eq!(seen.count(), 2);
+    assert!((6..=13).contains(&short), "{short} s");
+    assert!(
+        (3..=6).contains(&other_seen.count()),
+        "{}",
+        other_seen.count()
+    );
+}
+
+#[tokio::test]
+async fn a_transfer_that_nothing_shows_moving_has_no_more_time() {
+    // The buffers take the start of a body, and the server reads none of it.
+    let (store, _, signs) = impatient(vec![Step::Ignore; 9]).await;
+    let start = Instant::now();
+    let error = store.put_new("a", body(32 << 20)).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unreachable, "{error}");
+    assert_eq!(signs.sent_at(), None);
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(8), "{took:?}");
+}
+
 #[tokio::test]
 async fn an_answer_below_the_least_rate_is_left() {
     let (store, seen, _) = impatient(vec![Step::Trickle; 10]).await;

@@ -23,6 +23,10 @@ pub(super) enum Step {
     Slow(usize, Duration),
     /// Reads the body like [`Step::Slow`], and never answers.
     Swallow(usize, Duration),
+    /// Reads so many bytes of the body like [`Step::Slow`], and closes the connection.
+    Reset(usize, usize, Duration),
+    /// Reads so many bytes of the body like [`Step::Slow`], and then nothing more.
+    Stall(usize, usize, Duration),
     /// Announces a large body, and sends a byte of it every 100 ms.
     Trickle,
 }
@@ -89,6 +93,9 @@ pub(super) async fn play(mut connection: TcpStream, step: Step, seen: Seen) {
         Step::Ignore => (0, buffer.len(), Duration::ZERO),
         Step::Leave(bytes) => (*bytes, buffer.len(), Duration::ZERO),
         Step::Slow(bytes, pause) | Step::Swallow(bytes, pause) => (length, *bytes, *pause),
+        Step::Reset(stop_at, bytes, pause) | Step::Stall(stop_at, bytes, pause) => {
+            (*stop_at, *bytes, *pause)
+        }
         _ => (length, buffer.len(), Duration::ZERO),
     };
     while body < stop_at {
@@ -141,8 +148,10 @@ pub(super) async fn play(mut connection: TcpStream, step: Step, seen: Seen) {
                 sleep(Duration::from_millis(100)).await;
             }
         }
-        Step::Forget | Step::Leave(_) => {}
-        Step::Hang | Step::Ignore | Step::Swallow(..) => std::future::pending().await,
+        Step::Forget | Step::Leave(_) | Step::Reset(..) => {}
+        Step::Hang | Step::Ignore | Step::Swallow(..) | Step::Stall(..) => {
+            std::future::pending().await
+        }
     }
 }
 

@@ -20,6 +20,9 @@ use crate::root::state::{HolderInfo, Root, Session, SessionId, SessionState, Vol
 /// one. A million replacements are a year of one busy volume.
 const GENERATION_GAP: u64 = 1_000_000;
 
+/// The greatest generation that comes of a sum. One of records and lists has no such limit.
+const ESTIMATE_MAX: u64 = 1 << 44;
+
 /// A record with its id.
 pub type Record = (Id, CommitRecord);
 
@@ -344,16 +347,26 @@ pub fn root(remains: &Remains<'_>) -> Root {
         };
         root.volumes.insert(volume.clone(), entry);
     }
-    root.generation = remains
-        .seen
-        .max(commits)
-        .saturating_mul(2)
-        .saturating_add(GENERATION_GAP);
+    root.generation = generation(remains, commits);
     // Its ancestors are unknown: machines that remember a root ask the user before they go on.
     root.chain = Some(Chain::new(root.generation, Some(remains.seen)));
     root.epoch = remains.epoch.max(1) + 1;
     root.sessions = ended_sessions(remains, &root);
     root
+}
+
+/// Returns a generation above all that are known, and above that of the lost root. `commits` is the
+/// sum of the numbers of the last commits: old volumes count from 1, and each commit took at least
+/// one generation. Newer ones begin with a generation, so the sum would grow with each repair.
+fn generation(remains: &Remains<'_>, commits: u64) -> u64 {
+    let numbers = remains.records.iter().map(|(_, record)| record.sequence);
+    let known = numbers.fold(remains.seen, u64::max);
+    let estimate = known.max(commits).saturating_mul(2);
+    let base = match estimate <= ESTIMATE_MAX {
+        true => estimate,
+        false => known,
+    };
+    base.saturating_add(GENERATION_GAP)
 }
 
 /// Returns the sessions that left journals, in the order of their commits; those without a commit

@@ -119,18 +119,19 @@ proptest! {
 }
 
 mod rebuilt {
-    use std::collections::HashMap;
+    use std::collections::{BTreeSet, HashMap};
     use std::sync::Arc;
 
+    use bkfs_chunker::crypto::RepositoryId;
     use bkfs_chunker::id::Id;
     use jiff::Timestamp;
     use proptest::prelude::*;
 
-    use crate::maintain::rebuild::{self, Record, Taken};
+    use crate::maintain::rebuild::{self, Record, Remains, Taken};
     use crate::retain::{Policy, plan};
     use crate::root::record::{CommitRecord, RecordedSnapshot};
     use crate::root::snapshots::{SnapshotEntry, SnapshotList};
-    use crate::root::state::SessionId;
+    use crate::root::state::{Root, SessionId};
 
     fn id(sequence: u64) -> Id {
         Id([sequence as u8; 32])
@@ -232,6 +233,51 @@ mod rebuilt {
             snapshot.name = Some(format!("s{}", sequence.max(2)));
         }
         (id(sequence), record)
+    }
+
+    /// Returns the root that is rebuilt of these records, with the last one of each volume.
+    fn rebuilt(records: &[Record]) -> Root {
+        let tips = rebuild::candidates(records).into_iter();
+        let tips = tips.map(|(volume, records)| (volume.to_owned(), records[0].0));
+        rebuild::root(&Remains {
+            repository: RepositoryId([1; 16]),
+            nonce: [2; 16],
+            records,
+            tips: &tips.collect(),
+            journals: &BTreeSet::new(),
+            epoch: 1,
+            seen: 0,
+        })
+    }
+
+    #[test]
+    fn a_repository_can_be_rebuilt_again_and_again() {
+        let mut generation = 1;
+        for round in 0..40 {
+            let records: Vec<Record> = (0..50)
+                .map(|volume| {
+                    let (_, mut record) = record(1);
+                    record.volume = format!("v{volume}");
+                    record.sequence = generation + u64::from(volume);
+                    (Id([volume; 32]), record)
+                })
+                .collect();
+            let root = rebuilt(&records);
+            assert!(root.generation > generation + 50, "round {round}");
+            root.encode().expect("it can be written");
+            generation = root.generation;
+        }
+    }
+
+    #[test]
+    fn a_rebuilt_root_is_above_each_record() {
+        // A volume that was removed, and a later one that an older program made.
+        let mut former = record_of(1, 2).1;
+        (former.sequence, former.removes) = (2_000_000, true);
+        former.parent = None;
+        let root = rebuilt(&[(Id([7; 32]), former), record_of(1, 1)]);
+        assert_eq!(root.volumes["v1"].sequence, 1);
+        assert!(root.generation > 2_000_000);
     }
 
     #[test]

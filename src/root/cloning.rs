@@ -7,7 +7,7 @@
 //! The record has no parent. So a root that is rebuilt from records has the clone as a volume of
 //! its own, and a clone needs no record of its source, which may be forgotten.
 
-use super::commit::follows;
+use super::commit::{first_number, follows};
 use super::error::RootError;
 use super::finish::PackFinisher;
 use super::handle::Transition;
@@ -21,6 +21,7 @@ use super::state::{Root, SessionId};
 use super::uploads::Uploads;
 use super::volumes::CloneChange;
 use async_trait::async_trait;
+use bkfs_chunker::id::Id;
 use jiff::Timestamp;
 
 /// Index objects in the root up to which a clone adds one, and absorbs none.
@@ -35,8 +36,6 @@ pub struct CloneRequest {
     pub name: String,
     /// The lowest inode number that the tree of the snapshot never used.
     pub next_inode: u64,
-    /// The number of its first commit ([`first_number`](super::commit::first_number)).
-    pub sequence: u64,
     /// The time on the host's clock.
     pub clock: Timestamp,
 }
@@ -70,24 +69,11 @@ pub async fn make_clone<U: Uploads>(
     request: &CloneRequest,
     is_held: bool,
 ) -> Result<MadeClone, RootError> {
-    let record = record_of(request, session.id()).encode();
-    let record = match uploads.store_record(record).await {
-        Ok(record) => record,
-        Err(error) => {
-            leave(session).await;
-            return Err(error);
-        }
-    };
     let mut cas = CloneCas {
-        change: CloneChange {
-            session: session.id(),
-            volume: request.name.clone(),
-            commit: record,
-            next_inode: request.next_inode,
-            sequence: request.sequence,
-            is_held,
-        },
-        source: &request.source,
+        session: session.id(),
+        request,
+        is_held,
+        recorded: None,
         lists,
         uploads,
         packs: PackFinisher::since(mark),
@@ -110,38 +96,59 @@ pub async fn make_clone<U: Uploads>(
     })
 }
 
-/// Ends a session that has changed nothing.
-async fn leave(session: OpenSession) {
-    if let Err(error) = session.end().await {
-        tracing::warn!(%error, "a session without a change stays in the root");
-    }
-}
-
-/// Returns the commit record of the clone.
-fn record_of(request: &CloneRequest, session: SessionId) -> CommitRecord {
-    CommitRecord {
-        volume: request.name.clone(),
-        session,
-        sequence: request.sequence,
-        parent: None,
-        tree: request.source.tree,
-        time: request.clock,
-        covered: 0,
-        next_inode: request.next_inode,
-        inodes: request.source.files,
-        bytes: request.source.bytes,
-        snapshot: None,
-        replayed: None,
-        removes: false,
-    }
-}
-
 struct CloneCas<'a, U: Uploads> {
-    change: CloneChange,
-    source: &'a SnapshotEntry,
+    session: SessionId,
+    request: &'a CloneRequest,
+    is_held: bool,
+    /// The number and the record of the last attempt.
+    recorded: Option<(u64, Id)>,
     lists: &'a Lists,
     uploads: &'a U,
     packs: PackFinisher<U::Mark>,
+}
+
+impl<U: Uploads> CloneCas<'_, U> {
+    /// Returns the commit record of the clone.
+    fn record(&self, sequence: u64) -> CommitRecord {
+        let request = self.request;
+        CommitRecord {
+            volume: request.name.clone(),
+            session: self.session,
+            sequence,
+            parent: None,
+            tree: request.source.tree,
+            time: request.clock,
+            covered: 0,
+            next_inode: request.next_inode,
+            inodes: request.source.files,
+            bytes: request.source.bytes,
+            snapshot: None,
+            replayed: None,
+            removes: false,
+        }
+    }
+
+    /// Returns the change that makes the clone with this first commit.
+    fn change(&self, (sequence, commit): (u64, Id)) -> CloneChange {
+        CloneChange {
+            session: self.session,
+            volume: self.request.name.clone(),
+            commit,
+            next_inode: self.request.next_inode,
+            sequence,
+            is_held: self.is_held,
+        }
+    }
+
+    /// Stores the record for this attempt. It has a number of its own: in the meantime another
+    /// clone of this name may have been recorded, and not made.
+    async fn store_record(&mut self, next: &Root) -> Result<CloneChange, RootError> {
+        let number = first_number(next);
+        let record = self.record(number).encode();
+        let recorded = (number, self.uploads.store_record(record).await?);
+        self.recorded = Some(recorded);
+        Ok(self.change(recorded))
+    }
 }
 
 #[async_trait]
@@ -149,13 +156,16 @@ impl<U: Uploads> Transition for CloneCas<'_, U> {
     type Output = ();
 
     fn session(&self) -> Option<SessionId> {
-        Some(self.change.session)
+        Some(self.session)
     }
 
     async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
         let kept = self.lists.snapshots(next).await?;
-        // Before anything is uploaded for a clone that this root refuses.
-        next.clone().add_clone(&self.change, self.source, &kept)?;
+        let source = &self.request.source;
+        // Before anything is stored for a clone that this root refuses, with any commit.
+        let any = self.change((first_number(next), source.commit));
+        next.clone().add_clone(&any, source, &kept)?;
+        let change = self.store_record(next).await?;
         // To absorb other index objects would cost a round trip more.
         let absorbed = match next.index.len() > INDEXES_MAX {
             true => next.uncovered_index(),
@@ -163,30 +173,25 @@ impl<U: Uploads> Transition for CloneCas<'_, U> {
         };
         let index = self.packs.finish_for(self.uploads, &absorbed).await?;
         let finished = self.packs.finished().ok_or(Refusal::ListsChanged)?;
-        let by = (self.change.session, &[][..]);
+        let by = (self.session, &[][..]);
         check_relied_on(next, finished, by, self.lists, self.uploads).await?;
-        next.raise_floor(self.change.session, finished.floor);
-        next.add_clone(&self.change, self.source, &kept)?;
+        next.raise_floor(self.session, finished.floor);
+        next.add_clone(&change, source, &kept)?;
         Ok(next.change_index(&index)?)
     }
 
     async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
-        let CloneChange {
-            session,
-            volume,
-            commit,
-            sequence,
-            ..
-        } = &self.change;
-        if let Some(session) = root.sessions.get(session) {
+        let volume = &self.request.name;
+        if let Some(session) = root.sessions.get(&self.session) {
             // It got the volume in this change, and a session that was to leave is still there.
             return Ok(session.volume.as_ref() == Some(volume));
         }
         // Either the change removed the session, or another session did and the change was refused.
-        let commit = (*sequence, *commit);
-        let is_made = match root.volumes.get(volume) {
-            Some(entry) => follows(root, self.lists, self.uploads, entry, commit).await?,
-            None => false,
+        let is_made = match (root.volumes.get(volume), self.recorded) {
+            (Some(entry), Some(commit)) => {
+                follows(root, self.lists, self.uploads, entry, commit).await?
+            }
+            _ => false,
         };
         match is_made {
             true => Ok(true),

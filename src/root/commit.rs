@@ -36,10 +36,12 @@ use tokio::sync::{Mutex, MutexGuard};
 /// The most commits of others that are followed back to determine a commit's outcome.
 const RECORDS_FOLLOWED_MAX: u64 = 4096;
 
-/// Returns the number of the first commit of a volume that is new in `root`, or in a later one.
+/// Returns the number of the first commit of a volume that is new in `root`, or held there by the
+/// session that commits first.
 ///
-/// Each commit takes at least one generation. So no former volume of the name has counted as far,
-/// and a repair without a root takes the newest volume of a name for the newest.
+/// Each commit takes at least one generation. So neither a former volume of the name has counted as
+/// far, nor a former holder that has not committed. A repair without a root takes the newest volume
+/// of a name for the newest.
 pub fn first_number(root: &Root) -> u64 {
     root.generation
 }
@@ -238,6 +240,8 @@ impl<U: Uploads> RootCommitter<U> {
     ///
     /// # Errors
     /// - Those of [`RootCommitter::settle_pending`].
+    /// - [`RootError::Refused`] with [`Refusal::Fenced`] if another session holds the volume before
+    ///   its first commit.
     /// - [`RootError::Content`] if the record cannot be stored.
     pub async fn begin<'a>(
         &'a self,
@@ -248,7 +252,13 @@ impl<U: Uploads> RootCommitter<U> {
         let sequence = match (self.is_snapshot_only, state.last) {
             (true, _) => 0,
             (false, Some(_)) => state.sequence + 1,
-            (false, None) => first_number(&self.handle.current().root),
+            (false, None) => {
+                let view = self.handle.current();
+                let held = view.root.require_parent(self.session, &self.volume, None);
+                // The record of a former holder must not pass that of the new one.
+                held.map_err(|refusal| self.name_new_holder(refusal.into()))?;
+                first_number(&view.root)
+            }
         };
         let record = self.record(request, sequence, state.last);
         let record = self.uploads.store_record(record.encode()).await?;

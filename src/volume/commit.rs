@@ -148,7 +148,8 @@ impl Committer {
         let started = Instant::now();
         let cut = self.cut().await?;
         let tree = self.store_tree().await?;
-        // Drawn once, so that a commit that is tried again has the same record.
+        // Drawn once, so that a commit that is tried again has the same record. The first one of a
+        // volume has another number then.
         let time = self.volume.now();
         let mut rescues = Rescues::new(&self.volume.ingest).noting_in(&self.volume.has_rescued);
         let (mut is_last_try, mut refused) = (self.root.is_snapshot_only(), None);

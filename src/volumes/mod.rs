@@ -11,7 +11,6 @@ use bkfs_chunker::ingest::Ingest;
 
 use crate::repository::Repository;
 use crate::root::cloning::{CloneRequest, MadeClone, make_clone};
-use crate::root::commit::first_number;
 use crate::root::error::RootError;
 use crate::root::handle::Applied;
 use crate::root::record::CommitRecord;
@@ -92,7 +91,6 @@ pub async fn clone_snapshot(
     let entering = OpenSession::open_known(handle, holder, &*environment.processes, spools);
     let (session, source) = futures::join!(entering, find(repository, cloning));
     let session = session?;
-    let sequence = first_number(&handle.current().root);
     let (source, next_inode) = match source {
         Ok(source) => source,
         Err(error) => {
@@ -104,7 +102,6 @@ pub async fn clone_snapshot(
         source: source.clone(),
         name: cloning.name.to_owned(),
         next_inode,
-        sequence,
         clock: repository.now(),
     };
     let ingest = Arc::new(Ingest::new(

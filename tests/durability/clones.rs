@@ -27,7 +27,7 @@ const ROUNDS_MAX: u64 = 6;
 const DELAY: Duration = Duration::from_millis(100);
 
 /// The name of the commit record of a clone, and of an index object, among the keys of the bucket.
-const METADATA: &str = "meta/";
+pub const METADATA: &str = "meta/";
 
 pub async fn clone(
     repository: &Repository,

@@ -11,10 +11,10 @@ use bkfs_store::{Operation, StoreErrorKind};
 use bkfs_testing::fault::{Fault, Strike};
 
 use crate::clones::{
-    changer, clone, crash_at_every_request, lose_root, read, require_whole, root, with, world,
+    METADATA, changer, clone, crash_at_every_request, lose_root, read, require_whole, root, with, world,
 };
 use crate::collecting::forget_at;
-use crate::paused::{World, paused, snapshot};
+use crate::paused::{World, paused, seconds, snapshot};
 
 #[test]
 fn a_volume_is_removed_or_not_whatever_fails() {
@@ -386,6 +386,39 @@ fn a_rebuilt_root_has_a_fresh_volume_before_a_clone_that_was_never_made() {
             b"of a fresh volume"
         );
         assert_eq!(read(&world, "try", "file0").await, None);
+        require_whole(&world).await;
+    });
+}
+
+#[test]
+fn a_rebuilt_root_has_a_clone_before_a_later_one_that_was_never_made() {
+    paused(async {
+        let world = world(2).await;
+        let repository = world.repository().await;
+        let slow = Strike::with(Fault::Delay(seconds(5)));
+        (world.faults).plan(slow.keys(METADATA).on(Operation::PutNew));
+        let other = world.elsewhere();
+        let unmade = async {
+            tokio::time::sleep(seconds(2)).await;
+            let repository = other.repository().await;
+            for name in ["a", "b", "c"] {
+                clone(&repository, ("main", "one"), name)
+                    .await
+                    .expect("made");
+            }
+            let strike = Strike::with(Fault::FailBefore(StoreErrorKind::Denied));
+            (other.faults).plan(strike.on(Operation::Replace).keys("root").nth(2).always());
+            let unmade = clone(&repository, ("main", "one"), "try").await;
+            unmade.expect_err("never made");
+        };
+        let (made, ()) = futures::join!(clone(&repository, ("main", "one"), "try"), unmade);
+        made.expect("made");
+        drop(repository);
+        let mount = with(&world, "try").mount().await;
+        mount.put("new", b"of the clone").await;
+        mount.0.finish().await.expect("ended");
+        lose_root(&world).await;
+        assert_eq!(read(&world, "try", "new").await.unwrap(), b"of the clone");
         require_whole(&world).await;
     });
 }

@@ -273,6 +273,30 @@ async fn a_commit_that_was_made_before_its_writer_was_fenced_is_reported_as_made
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_holder_that_never_committed_records_nothing_above_its_successor() {
+    let store = memory().await;
+    let shelf = Arc::new(Shelf::default());
+    let fenced = writer(store.clone(), &shelf, "main", 1, false).await;
+    let successor = writer(store.clone(), &shelf, "main", 2, true).await;
+    let mut last = 0;
+    for round in 0..3 {
+        let made = successor.committer.commit(tree(10 + round)).await;
+        last = made.expect("holder").sequence;
+    }
+    // Others go on, and the heartbeat reads the root.
+    for seed in 3..8 {
+        writer(store.clone(), &shelf, &format!("other{seed}"), seed, false).await;
+    }
+    fenced.handle.refresh().await.expect("read");
+    let error = fenced.committer.commit(tree(5)).await.expect_err("fenced");
+    assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
+    assert!(
+        shelf.numbers().into_iter().all(|number| number <= last),
+        "a repair would take it for the last commit"
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_commit_that_was_overtaken_is_reported_as_fenced() {
     for commits_on_top in 0..3u64 {
         let store = Faulty::new(memory().await);

@@ -6,6 +6,7 @@ use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, RootParts};
 use crate::root::lists::ListWriter;
 use crate::root::memory::{GenerationMemory, VolatileMemory};
+use crate::root::record::CommitRecord;
 use crate::root::retry::RetryPolicy;
 use crate::root::state::{HolderInfo, ROOT_KEY, Root, SessionId};
 use crate::root::uploads::{FinishPacks, Uploads};
@@ -257,6 +258,13 @@ pub struct Shelf {
 }
 
 impl Shelf {
+    /// Returns the numbers of all commits that were recorded.
+    pub fn numbers(&self) -> Vec<u64> {
+        let records = self.records.lock();
+        let number = |record: &Bytes| CommitRecord::decode(record).expect("stored here").sequence;
+        records.values().map(number).collect()
+    }
+
     /// Returns the packs that `index` holds.
     pub fn live(&self, index: &[IndexRef]) -> HashSet<PackName> {
         let indexes = self.indexes.lock();

@@ -311,7 +311,8 @@ fn owned_journals(
     let mut unowned: BTreeMap<u64, u64> = BTreeMap::new();
     let mut finished: BTreeMap<&str, u64> = BTreeMap::new();
     let records = &findings.learned.records;
-    let finished_of = |(name, tip): (&String, &Id)| (name.clone(), rebuild::finished(records, *tip));
+    let finished_of =
+        |(name, tip): (&String, &Id)| (name.clone(), rebuild::finished(records, *tip));
     let finished_sessions: BTreeMap<_, _> = tips.iter().map(finished_of).collect();
     for key in findings.bucket.keys() {
         let layout::NamedObject::Journal {

@@ -11,7 +11,8 @@ use bkfs_store::{Operation, StoreErrorKind};
 use bkfs_testing::fault::{Fault, Strike};
 
 use crate::clones::{
-    METADATA, changer, clone, crash_at_every_request, lose_root, read, require_whole, root, with, world,
+    METADATA, changer, clone, crash_at_every_request, lose_root, read, require_whole, root, with,
+    world,
 };
 use crate::collecting::forget_at;
 use crate::paused::{World, paused, seconds, snapshot};
@@ -518,7 +519,10 @@ fn a_rebuilt_root_has_no_journals_that_a_commit_has_carried_out() {
         mount.0.finish().await.expect("ended");
         assert!(journals(&world).await > 0);
         lose_root(&world).await;
-        assert_eq!(read(&world, "main", "synced").await.unwrap(), b"written later");
+        assert_eq!(
+            read(&world, "main", "synced").await.unwrap(),
+            b"written later"
+        );
         require_whole(&world).await;
     });
 }

@@ -42,11 +42,10 @@ impl Modes {
     /// Counts one more handle of a file; returns true if this handle bypasses the page cache.
     ///
     /// The first handle decides. A handle that only writes gains by going direct: each write(2) is
-    /// one request either way, and the copy into the cache is saved. So does a handle with
-    /// `O_DIRECT`: a database has its own cache. A handle that also reads, or that is mapped, is
-    /// better served by the cache.
+    /// one request either way, and the copy into the cache is saved. A handle that also reads, or
+    /// that is mapped, is better served by the cache.
     pub fn opened(&self, number: Number, flags: &OpenFlags) -> bool {
-        let wants_direct = (flags.direct || flags.write && !flags.read) && self.is_mappable();
+        let wants_direct = flags.write && !flags.read && self.is_mappable();
         let mut open = self.open.lock();
         let mode = open.entry(number).or_insert(Mode {
             is_direct: wants_direct,
@@ -100,20 +99,6 @@ mod tests {
         modes.closed(NUMBER);
         modes.closed(NUMBER);
         assert!(modes.open.lock().is_empty());
-    }
-
-    #[test]
-    fn a_database_that_asks_for_it_bypasses_the_cache() {
-        let modes = Modes::default();
-        let direct = OpenFlags {
-            direct: true,
-            ..flags(true, true)
-        };
-        assert!(!modes.opened(NUMBER, &direct), "it could not be mapped");
-        modes.closed(NUMBER);
-        modes.mappable(true);
-        assert!(modes.opened(NUMBER, &direct));
-        assert!(modes.opened(NUMBER, &flags(true, false)), "joins it");
     }
 
     #[test]

@@ -74,8 +74,6 @@ impl Mount {
             handle,
             keep_cache,
             direct_io,
-            // A program that asks for `O_DIRECT` orders its own writes, as on other filesystems.
-            parallel_direct_writes: is_direct && flags.direct,
             ..Opened::default()
         })
     }

@@ -27,7 +27,7 @@ const ESTIMATE_MAX: u64 = 1 << 44;
 pub type Record = (Id, CommitRecord);
 
 /// Returns the records of each volume, the best candidate for its last commit first: by number,
-/// then by time. Those of a volume that was removed come last, since with older programs a later
+/// then by generation, then by time. Those of a volume that was removed come last, since with older programs a later
 /// volume of the same name counts its commits from 1. Without a later one, the removed volume comes back:
 /// nothing tells whether its removal was made.
 pub fn candidates(records: &[Record]) -> BTreeMap<&str, Vec<&Record>> {
@@ -42,7 +42,9 @@ pub fn candidates(records: &[Record]) -> BTreeMap<&str, Vec<&Record>> {
         volumes.entry(&record.1.volume).or_default().push(record);
     }
     for records in volumes.values_mut() {
-        let order = |record: &CommitRecord| std::cmp::Reverse((record.sequence, record.time));
+        let order = |record: &CommitRecord| {
+            std::cmp::Reverse((record.sequence, record.generation, record.time))
+        };
         records.sort_by_key(|(id, record)| (removed.contains(id), order(record), *id));
         records.dedup_by_key(|record| record.0);
     }
@@ -73,8 +75,12 @@ pub fn history(records: &[Record], tip: Id) -> Vec<&Record> {
 }
 
 /// Returns the sessions whose journals the volume with this last commit must not have: those that
-/// its commits have carried out, and those of a volume of its name that was removed before. A
-/// volume is removed only when all its sessions have ended and their journals are carried out.
+/// its commits before the last one have carried out, and those of a volume of its name that was
+/// removed before. A volume is removed only when all its sessions have ended and their journals are
+/// carried out.
+///
+/// The last commit may not have been made. Then a later holder may have acknowledged more of the
+/// sessions that it carried out.
 pub fn finished(records: &[Record], tip: Id) -> HashSet<SessionId> {
     let chain = history(records, tip);
     let carried = |(_, record): &&Record| {
@@ -82,7 +88,8 @@ pub fn finished(records: &[Record], tip: Id) -> HashSet<SessionId> {
         let sessions = replayed.map(|replayed| replayed.session);
         sessions.collect::<Vec<SessionId>>()
     };
-    let mut finished: HashSet<SessionId> = chain.iter().flat_map(carried).collect();
+    let made = chain.iter().skip(1);
+    let mut finished: HashSet<SessionId> = made.flat_map(carried).collect();
     let Some((_, last)) = chain.first() else {
         return finished;
     };
@@ -364,7 +371,7 @@ fn generation(remains: &Remains<'_>, commits: u64) -> u64 {
     let estimate = known.max(commits).saturating_mul(2);
     let base = match estimate <= ESTIMATE_MAX {
         true => estimate,
-        false => known,
+        false => known.saturating_add(known / 2),
     };
     base.saturating_add(GENERATION_GAP)
 }
@@ -382,7 +389,10 @@ fn ended_sessions(remains: &Remains<'_>, root: &Root) -> BTreeMap<SessionId, Ses
             .iter()
             .filter(|(_, record)| record.session == session.1);
         let order = own.clone().map(|(_, record)| record.sequence).max();
-        let covered = own.map(|(_, record)| record.covered).max();
+        let carried = chain.iter().flat_map(|(_, record)| &record.replayed);
+        let carried = carried.flatten().filter(|of| of.session == session.1);
+        let carried = carried.map(|replayed| replayed.last).max();
+        let covered = own.map(|(_, record)| record.covered).max().max(carried);
         left.push((order.unwrap_or(u64::MAX), covered.unwrap_or(0), session));
     }
     left.sort();

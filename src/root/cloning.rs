@@ -7,7 +7,7 @@
 //! The record has no parent. So a root that is rebuilt from records has the clone as a volume of
 //! its own, and a clone needs no record of its source, which may be forgotten.
 
-use super::commit::{first_number, follows};
+use super::commit::follows;
 use super::error::RootError;
 use super::finish::PackFinisher;
 use super::handle::Transition;
@@ -125,6 +125,7 @@ impl<U: Uploads> CloneCas<'_, U> {
             snapshot: None,
             replayed: None,
             removes: false,
+            generation: Some(sequence),
         }
     }
 
@@ -140,10 +141,12 @@ impl<U: Uploads> CloneCas<'_, U> {
         }
     }
 
-    /// Stores the record for this attempt. It has a number of its own: in the meantime another
-    /// clone of this name may have been recorded, and not made.
+    /// Stores the record for this attempt. Its number is the generation that the attempt makes: in
+    /// the meantime another clone of this name may have been recorded, and not made.
     async fn store_record(&mut self, next: &Root) -> Result<CloneChange, RootError> {
-        let number = first_number(next);
+        let number = next.generation;
+        // What was finished for another attempt does not have this record.
+        self.packs.restart(self.uploads);
         let record = self.record(number).encode();
         let recorded = (number, self.uploads.store_record(record).await?);
         self.recorded = Some(recorded);
@@ -163,7 +166,7 @@ impl<U: Uploads> Transition for CloneCas<'_, U> {
         let kept = self.lists.snapshots(next).await?;
         let source = &self.request.source;
         // Before anything is stored for a clone that this root refuses, with any commit.
-        let any = self.change((first_number(next), source.commit));
+        let any = self.change((next.generation, source.commit));
         next.clone().add_clone(&any, source, &kept)?;
         let change = self.store_record(next).await?;
         // To absorb other index objects would cost a round trip more.

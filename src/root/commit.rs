@@ -36,16 +36,6 @@ use tokio::sync::{Mutex, MutexGuard};
 /// The most commits of others that are followed back to determine a commit's outcome.
 const RECORDS_FOLLOWED_MAX: u64 = 4096;
 
-/// Returns the number of the first commit of a volume that is new in `root`, or held there by the
-/// session that commits first.
-///
-/// Each commit takes at least one generation. So neither a former volume of the name has counted as
-/// far, nor a former holder that has not committed. A repair without a root takes the newest volume
-/// of a name for the newest.
-pub fn first_number(root: &Root) -> u64 {
-    root.generation
-}
-
 /// Returns whether the commit with this number and this record is the last one of the volume `entry`
 /// in `root`, or one before it.
 ///
@@ -240,8 +230,8 @@ impl<U: Uploads> RootCommitter<U> {
     ///
     /// # Errors
     /// - Those of [`RootCommitter::settle_pending`].
-    /// - [`RootError::Refused`] with [`Refusal::Fenced`] if another session holds the volume before
-    ///   its first commit.
+    /// - [`RootError::Refused`] with [`Refusal::Fenced`] if the newest root that is known shows
+    ///   another holder, or another last commit.
     /// - [`RootError::Content`] if the record cannot be stored.
     pub async fn begin<'a>(
         &'a self,
@@ -249,18 +239,21 @@ impl<U: Uploads> RootCommitter<U> {
     ) -> Result<RecordedCommit<'a, U>, RootError> {
         let mut state = self.state.lock().await;
         self.settle(&mut state).await?;
+        let view = self.handle.current();
+        if !self.is_snapshot_only {
+            let held = (view.root).require_parent(self.session, &self.volume, state.last);
+            // A repair must not find a record of a former holder that passes those of the new one.
+            held.map_err(|refusal| self.name_new_holder(refusal.into()))?;
+        }
+        let generation = view.root.generation + 1;
         let sequence = match (self.is_snapshot_only, state.last) {
             (true, _) => 0,
             (false, Some(_)) => state.sequence + 1,
-            (false, None) => {
-                let view = self.handle.current();
-                let held = view.root.require_parent(self.session, &self.volume, None);
-                // The record of a former holder must not pass that of the new one.
-                held.map_err(|refusal| self.name_new_holder(refusal.into()))?;
-                first_number(&view.root)
-            }
+            // Each commit takes a generation. So neither a former volume of this name has counted
+            // as far, nor a former holder.
+            (false, None) => view.root.generation,
         };
-        let record = self.record(request, sequence, state.last);
+        let record = self.record(request, (sequence, generation), state.last);
         let record = self.uploads.store_record(record.encode()).await?;
         Ok(RecordedCommit {
             committer: self,
@@ -360,7 +353,7 @@ impl<U: Uploads> RootCommitter<U> {
     fn record(
         &self,
         request: &CommitRequest<U::Mark>,
-        sequence: u64,
+        (sequence, generation): (u64, u64),
         parent: Option<Id>,
     ) -> CommitRecord {
         let snapshot = request.snapshot.as_ref().map(|snapshot| RecordedSnapshot {
@@ -387,6 +380,7 @@ impl<U: Uploads> RootCommitter<U> {
             bytes: request.bytes,
             snapshot,
             removes: false,
+            generation: Some(generation),
         }
     }
 }

@@ -68,6 +68,11 @@ impl<M: Copy + Send + Sync> PackFinisher<M> {
         Ok(change)
     }
 
+    /// Lets the next call of [`Self::finish_for`] finish again: more is stored since the last one.
+    pub fn restart(&mut self, uploads: &(impl FinishPacks<Mark = M> + ?Sized)) {
+        self.settle(uploads, false);
+    }
+
     /// Tells the session whether the root has taken the packs that were finished last.
     pub fn settle(&mut self, uploads: &(impl FinishPacks<Mark = M> + ?Sized), is_made: bool) {
         match (self.finished.take(), is_made) {

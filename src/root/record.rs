@@ -58,6 +58,11 @@ pub struct CommitRecord {
     /// the same name takes that one.
     #[cbor(n(12), with = "wire::flag", has_nil)]
     pub removes: bool,
+    /// The least generation that it can get, by the newest root that its session knew. Of two
+    /// commits with one number the one of the later holder has the greater one. Absent in records
+    /// of older programs.
+    #[n(13)]
+    pub generation: Option<u64>,
 }
 
 /// An ended session whose journals a commit carried out (rule 7).

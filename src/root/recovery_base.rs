@@ -300,6 +300,7 @@ mod tests {
                     }]
                 }),
                 removes: false,
+                generation: None,
             };
             records.insert(id(number), record);
             let volume = root.volumes.entry("main".to_owned()).or_default();

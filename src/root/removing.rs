@@ -81,7 +81,11 @@ struct RemoveCas<'a, U: Uploads> {
 
 impl<U: Uploads> RemoveCas<'_, U> {
     /// Stores the record of the removal, which follows the last commit of the volume.
-    async fn record(&mut self, entry: &Volume, parent: Id) -> Result<Id, RootError> {
+    async fn record(
+        &mut self,
+        entry: &Volume,
+        (parent, generation): (Id, u64),
+    ) -> Result<Id, RootError> {
         if let Some((of, record)) = self.record
             && of == parent
         {
@@ -106,7 +110,10 @@ impl<U: Uploads> RemoveCas<'_, U> {
             }),
             replayed: None,
             removes: true,
+            generation: Some(generation),
         };
+        // What was finished for another attempt does not have this record.
+        self.packs.restart(self.uploads);
         let record = self.uploads.store_record(record.encode()).await?;
         self.record = Some((parent, record));
         Ok(record)
@@ -119,7 +126,7 @@ impl<U: Uploads> RemoveCas<'_, U> {
         (entry, parent): (&Volume, Id),
         kept: &SnapshotList,
     ) -> Result<SnapshotEntry, RootError> {
-        let commit = self.record(entry, parent).await?;
+        let commit = self.record(entry, (parent, next.generation)).await?;
         let index = self
             .packs
             .finish_for(self.uploads, &next.uncovered_index())

@@ -271,6 +271,31 @@ fn a_removal_is_undone_or_goes_on_whatever_fails() {
 }
 
 #[test]
+fn a_removal_that_loses_to_a_commit_has_its_record_in_the_bucket() {
+    paused(async {
+        let world = world(2).await;
+        let repository = world.repository().await;
+        let slow = Strike::with(Fault::Delay(seconds(5)));
+        (world.faults).plan(slow.keys(METADATA).on(Operation::PutNew));
+        let other = world.elsewhere();
+        let meanwhile = async {
+            tokio::time::sleep(seconds(2)).await;
+            let mount = other.mount().await;
+            mount.put("last", b"before the removal").await;
+            mount.0.finish().await.expect("ended");
+        };
+        let (removed, ()) = futures::join!(remove(&repository, "main", true, "test"), meanwhile);
+        removed.expect("removed");
+        require_whole(&world).await;
+        undo(&repository).await.expect("undone");
+        assert_eq!(
+            read(&world, "main", "last").await.unwrap(),
+            b"before the removal"
+        );
+    });
+}
+
+#[test]
 fn a_removal_is_undone_and_nothing_else_whatever_clocks_say() {
     paused(async {
         let world = world(2).await;
@@ -415,6 +440,8 @@ fn a_rebuilt_root_has_a_clone_before_a_later_one_that_was_never_made() {
         let (made, ()) = futures::join!(clone(&repository, ("main", "one"), "try"), unmade);
         made.expect("made");
         drop(repository);
+        // The record that the root names is not that of the attempt which lost.
+        require_whole(&world).await;
         let mount = with(&world, "try").mount().await;
         mount.put("new", b"of the clone").await;
         mount.0.finish().await.expect("ended");

@@ -288,6 +288,7 @@ fn commit_records() {
         snapshot: None,
         replayed: None,
         removes: false,
+        generation: None,
     };
     let full = CommitRecord {
         sequence: 2,
@@ -312,7 +313,12 @@ fn commit_records() {
         removes: true,
         ..full.clone()
     };
+    let dated = CommitRecord {
+        generation: Some(4711),
+        ..full.clone()
+    };
     for (name, record) in [
+        ("commit-generation.bin", dated),
         ("commit-removal.bin", removal),
         ("commit-plain.bin", plain),
         ("commit-snapshot.bin", full),

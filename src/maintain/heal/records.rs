@@ -59,6 +59,7 @@ impl Healer<'_> {
             snapshot: Some(recorded(entry)),
             replayed: None,
             removes: false,
+            generation: None,
         };
         let made = publisher.store_record(&record).await?;
         publisher.replace_in_snapshots(entry.commit, made);
@@ -118,6 +119,7 @@ impl Healer<'_> {
             snapshot: own.map(recorded),
             replayed: None,
             removes: false,
+            generation: None,
         };
         let made = publisher.store_record(&record).await?;
         if own.is_some() {

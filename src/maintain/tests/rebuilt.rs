@@ -8,9 +8,9 @@ use bkfs_chunker::id::Id;
 use jiff::Timestamp;
 use proptest::prelude::*;
 
-use crate::maintain::rebuild::{self, Record, Remains, Taken};
+use crate::maintain::rebuild::{self, Left, Record, Remains, Taken};
 use crate::retain::{Policy, plan};
-use crate::root::record::{CommitRecord, RecordedSnapshot};
+use crate::root::record::{CommitRecord, RecordedSnapshot, Replayed};
 use crate::root::snapshots::{SnapshotEntry, SnapshotList};
 use crate::root::state::{Root, SessionId};
 
@@ -41,6 +41,7 @@ fn record(sequence: u64) -> Record {
         snapshot: Some(snapshot),
         replayed: None,
         removes: false,
+        generation: None,
     };
     (id(sequence), record)
 }
@@ -118,6 +119,11 @@ fn record_of(volume: u8, sequence: u64) -> Record {
 
 /// Returns the root that is rebuilt of these records, with the last one of each volume.
 fn rebuilt(records: &[Record]) -> Root {
+    rebuilt_with(records, &BTreeSet::new())
+}
+
+/// As [`rebuilt`], with sessions that left journals.
+fn rebuilt_with(records: &[Record], journals: &BTreeSet<Left>) -> Root {
     let tips = rebuild::candidates(records).into_iter();
     let tips = tips.map(|(volume, records)| (volume.to_owned(), records[0].0));
     rebuild::root(&Remains {
@@ -125,10 +131,34 @@ fn rebuilt(records: &[Record]) -> Root {
         nonce: [2; 16],
         records,
         tips: &tips.collect(),
-        journals: &BTreeSet::new(),
+        journals,
         epoch: 1,
         seen: 0,
     })
+}
+
+#[test]
+fn the_last_commit_may_not_have_carried_out_what_it_says() {
+    let mut records: Vec<Record> = (1..=3).map(record).collect();
+    for (_, record) in &mut records[1..] {
+        record.session = SessionId(2);
+    }
+    records[0].1.covered = 3;
+    records[1].1.replayed = Some(vec![Replayed {
+        session: SessionId(1),
+        last: 10,
+    }]);
+    let journals = BTreeSet::from([("v1".to_owned(), SessionId(1))]);
+    for (_, record) in &mut records {
+        record.volume = "v1".into();
+    }
+    // A successor may have acknowledged operations after the tenth, if the second commit is none.
+    let last_known = &records[..2];
+    assert!(rebuild::finished(last_known, id(2)).is_empty());
+    let root = rebuilt_with(last_known, &journals);
+    assert_eq!(root.sessions[&SessionId(1)].covered, 10);
+    // The third one has the second one as its parent, so that was made.
+    assert!(rebuild::finished(&records, id(3)).contains(&SessionId(1)));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Commits of concurrent writers, of fenced writers, and of writers whose answers are lost.
 
 use super::support::*;
+use crate::maintain::rebuild;
 use crate::root::commit::RootCommitter;
 use crate::root::commit_request::CommitRequest;
 use crate::root::error::{ErrorKind, RootError};
@@ -291,9 +292,31 @@ async fn a_holder_that_never_committed_records_nothing_above_its_successor() {
     let error = fenced.committer.commit(tree(5)).await.expect_err("fenced");
     assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
     assert!(
-        shelf.numbers().into_iter().all(|number| number <= last),
+        (shelf.records().iter()).all(|(_, record)| record.sequence <= last),
         "a repair would take it for the last commit"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_former_holder_records_nothing_that_passes_its_successor() {
+    for is_told in [false, true] {
+        let store = memory().await;
+        let shelf = Arc::new(Shelf::default());
+        let fenced = writer(store.clone(), &shelf, "main", 1, false).await;
+        fenced.committer.commit(tree(1)).await.expect("alone");
+        let successor = writer(store.clone(), &shelf, "main", 2, true).await;
+        let made = successor.committer.commit(tree(10)).await.expect("holder");
+        if is_told {
+            fenced.handle.refresh().await.expect("read");
+        }
+        // By the clocks it is later.
+        let error = fenced.committer.commit(tree(20)).await.expect_err("fenced");
+        assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
+        let records = shelf.records();
+        let best = rebuild::candidates(&records)["main"][0].0;
+        assert_eq!(best, made.record, "a repair takes the other one");
+        assert_eq!(records.len(), if is_told { 2 } else { 3 });
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -315,6 +315,7 @@ proptest! {
                 tags: vec![text]
             }),
             removes: false,
+            generation: snapshot.then_some(numbers.3),
         };
         prop_assert_eq!(CommitRecord::decode(&record.encode()).expect("decodes"), record.clone());
         prop_assert_eq!(record.encode(), record.encode());

@@ -258,11 +258,12 @@ pub struct Shelf {
 }
 
 impl Shelf {
-    /// Returns the numbers of all commits that were recorded.
-    pub fn numbers(&self) -> Vec<u64> {
+    /// Returns all commits that were recorded.
+    pub fn records(&self) -> Vec<(Id, CommitRecord)> {
         let records = self.records.lock();
-        let number = |record: &Bytes| CommitRecord::decode(record).expect("stored here").sequence;
-        records.values().map(number).collect()
+        let decoded = |record: &Bytes| CommitRecord::decode(record).expect("stored here");
+        let records = records.iter();
+        records.map(|(id, record)| (*id, decoded(record))).collect()
     }
 
     /// Returns the packs that `index` holds.

@@ -9,7 +9,7 @@ mod read;
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -19,7 +19,7 @@ use bkfs_store::urgency::Urgency;
 
 use crate::cache::{DiskCache, make_directory};
 use crate::catalog::{
-    Catalog, IndexSources, ListedCopies, OpenedRun, PackLocation, RunRef, TableFiles,
+    Catalog, IndexSources, ListedCopies, NewerIndex, OpenedRun, PackLocation, RunRef, TableFiles,
 };
 use crate::crypto::Keyring;
 use crate::error::ContentError;
@@ -324,12 +324,37 @@ impl ContentStore {
     /// Sets the source of newer indexes. From then on, a read that does not find a blob or its pack
     /// loads a newer index and starts again. Only the first call has an effect.
     pub fn renew_by(&self, renew: Arc<dyn Renew>) {
+        self.shared.catalog.renew_by(Box::new(NewestIndex {
+            shared: Arc::downgrade(&self.shared),
+            renew: Arc::clone(&renew),
+        }));
         // A repository has one source.
         let _ = self.renew.set(renew);
     }
 
     pub(crate) fn shared(&self) -> &Arc<Runtime> {
         &self.shared
+    }
+}
+
+/// Loads what the newest root says into the content store that has the index.
+#[derive(Debug)]
+struct NewestIndex {
+    shared: Weak<Runtime>,
+    renew: Arc<dyn Renew>,
+}
+
+#[async_trait]
+impl NewerIndex for NewestIndex {
+    async fn load(&self) {
+        if let Some(shared) = self.shared.upgrade() {
+            let content_store = ContentStore {
+                shared,
+                renew: Arc::default(),
+                urgency: Urgency::Now,
+            };
+            self.renew.renew(&content_store).await;
+        }
     }
 }
 

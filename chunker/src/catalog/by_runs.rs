@@ -1,18 +1,20 @@
 //! Look-ups by the runs of the loaded groups (docs/PROTOCOL.md, rules 12 and 13).
 //!
-//! Owns what is asked of the groups, and what happens when one cannot be read: the index objects
-//! that it answers for are loaded in its place. Owns how long a writer waits for runs: not long,
+//! Owns what is asked of the groups, and what happens when one cannot be read. If a run is gone, the
+//! newest root is asked first: a collection may have deleted the run. Otherwise the index objects that
+//! the group answers for are loaded in its place. Owns how long a writer waits for runs: not long,
 //! since a blob that it does not find is only stored once more.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::learned::{LearnedPack, candidates};
 use super::loaded::Candidate;
 use super::opened_run::Told;
 use super::run_group::{FoundRecord, LoadedGroup};
-use super::run_searcher::RunSearch;
 use super::{Catalog, CatalogTables};
 use crate::crypto::Class;
 use crate::error::ContentError;
@@ -21,6 +23,10 @@ use crate::pack::PackName;
 
 /// How long a writer waits for runs to tell of one blob. Then it stores the blob.
 const ASKED_FOR: Duration = Duration::from_secs(2);
+
+/// How long a root counts as the newest one for searches of unknown blobs. Otherwise each of many such
+/// blobs would read it.
+const RENEWAL_COUNTS_FOR: Duration = Duration::from_secs(1);
 
 /// Bits that a filter takes for each prefix, about.
 const FILTER_BITS: u64 = 18;
@@ -36,6 +42,35 @@ fn is_of_a_run(error: &ContentError) -> bool {
         | ContentError::Unreadable { .. } => true,
         ContentError::Store(error) => error.is_of_one_object(),
         _ => false,
+    }
+}
+
+/// What a search for one blob has asked.
+#[derive(Debug, Default)]
+pub(crate) struct RunSearch {
+    /// What was loaded when the tables were asked. Another search may have loaded tables since, in the
+    /// place of a group.
+    located: Option<Arc<CatalogTables>>,
+    /// Packs whose copies were tried.
+    tried: HashSet<PackName>,
+    /// Packs that the runs name and that were not tried, with the run that named each. `None` before
+    /// the runs were asked.
+    packs: Option<VecDeque<(PackName, Class, PackName)>>,
+    /// Whether the newest root was asked for the blob.
+    is_renewed: bool,
+    /// Whether nothing further can be asked.
+    is_over: bool,
+}
+
+impl RunSearch {
+    fn is_located_in(&self, state: &Arc<CatalogTables>) -> bool {
+        (self.located.as_ref()).is_some_and(|located| Arc::ptr_eq(located, state))
+    }
+
+    /// Ends the search if this is an error: nothing is asked again that has failed.
+    fn ending<T>(&mut self, outcome: Result<T, ContentError>) -> Result<T, ContentError> {
+        self.is_over |= outcome.is_err();
+        outcome
     }
 }
 
@@ -83,14 +118,22 @@ impl Catalog {
         if let Some(found) = self.learned_lead(state, prefix) {
             return Asked::Pack(found);
         }
-        let told = state
-            .groups
-            .iter()
+        let told = self
+            .asked_of(state)
             .any(|group| group.tell(prefix) == Told::Maybe);
         match told && !self.searcher.is_unasked() {
             true => Asked::Runs,
             false => Asked::Nothing,
         }
+    }
+
+    /// Returns the groups that a writer asks: those that could be read.
+    fn asked_of<'a>(
+        &'a self,
+        state: &'a CatalogTables,
+    ) -> impl Iterator<Item = &'a Arc<LoadedGroup>> {
+        let groups = state.groups.iter();
+        groups.filter(|group| !self.searcher.has_given_up(group.run_names()))
     }
 
     fn learned_lead(&self, state: &CatalogTables, prefix: &Prefix) -> Lead {
@@ -111,7 +154,8 @@ impl Catalog {
             return None;
         }
         let (state, prefix) = (self.state(), id.prefix());
-        match tokio::time::timeout(ASKED_FOR, self.lead(&state, &prefix)).await {
+        let groups: Vec<Arc<LoadedGroup>> = self.asked_of(&state).cloned().collect();
+        match tokio::time::timeout(ASKED_FOR, self.lead(&state, &groups, &prefix)).await {
             Ok(Ok(found)) => return found,
             Ok(Err(Unled::Group(group, error))) => self.note_given_up(&group, &error),
             Ok(Err(Unled::Failed(error))) => tracing::debug!(%error, "the runs do not answer"),
@@ -121,16 +165,18 @@ impl Catalog {
         None
     }
 
-    /// Finds a live copy of a blob by the runs of `state`, and learns the footer of its pack.
+    /// Finds a live copy of a blob by these groups of `state`, and learns the footer of its pack.
     pub(super) async fn lead(
         &self,
         state: &Arc<CatalogTables>,
+        groups: &[Arc<LoadedGroup>],
         prefix: &Prefix,
     ) -> Result<Lead, Unled> {
         if let Some(found) = self.learned_lead(state, prefix) {
             return Ok(Some(found));
         }
-        for group in &state.groups {
+        for group in groups {
+            Unled::just_now(group)?;
             let found = group.find(prefix).await;
             for found in found.map_err(|error| Unled::of(group, error))? {
                 let FoundRecord { record, class, run } = found;
@@ -170,6 +216,7 @@ impl Catalog {
         pack: &PackName,
     ) -> Result<bool, Unled> {
         for group in &state.groups {
+            Unled::just_now(group)?;
             let names = group.names(pack).await;
             if names.map_err(|error| Unled::of(group, error))? {
                 return Ok(true);
@@ -186,6 +233,7 @@ impl Catalog {
     ) -> Result<Vec<FoundRecord>, Unled> {
         let mut all = Vec::new();
         for group in &state.groups {
+            Unled::just_now(group)?;
             let found = group.find(prefix).await;
             all.extend(found.map_err(|error| Unled::of(group, error))?);
         }
@@ -193,7 +241,8 @@ impl Catalog {
     }
 
     /// Asks a group that cannot be read no more, and loads the tables of the index objects that it
-    /// answers for. The caller then looks again, from the tables on.
+    /// answers for. If a run of it is gone, and the newest root does not have the group any more, loads
+    /// that root in its place. The caller then looks again, from the tables on.
     ///
     /// # Errors
     /// Why groups did not answer, if it was not one group, or if the index objects cannot be read
@@ -202,15 +251,34 @@ impl Catalog {
         match unled {
             Unled::Failed(error) => Err(error),
             Unled::Group(group, error) => {
+                let is_gone = matches!(error, ContentError::Missing { .. });
+                if is_gone && self.is_renewed_without(&group).await {
+                    return Ok(());
+                }
                 self.note_given_up(&group, &error);
-                self.load_tables_of(&group).await
+                let loaded = self.load_tables_of(&group).await;
+                if let Err(error) = &loaded {
+                    group.last_failure.note(error);
+                }
+                loaded
             }
         }
     }
 
+    /// Loads what the newest root says, if this group is still asked. Returns true if the group is not
+    /// asked any more.
+    async fn is_renewed_without(&self, group: &Arc<LoadedGroup>) -> bool {
+        let mut renewed = self.renewing.lock().await;
+        if let Some(newer) = self.newer.get().filter(|_| self.state().has_group(group)) {
+            newer.load().await;
+            *renewed = Some(Instant::now());
+        }
+        !self.state().has_group(group)
+    }
+
     fn note_given_up(&self, group: &LoadedGroup, error: &ContentError) {
         tracing::warn!(%error, "a group of runs is not asked any more");
-        self.searcher.give_up(group.known().map(|(name, _)| name));
+        self.searcher.give_up(group.run_names());
     }
 
     /// Returns the next copies of a blob that only runs lead to: those in a learned pack, or in one
@@ -228,54 +296,77 @@ impl Catalog {
         search: &mut RunSearch,
     ) -> Result<Option<Vec<Candidate>>, ContentError> {
         let prefix = id.prefix();
-        if self.state().groups.is_empty() && self.searcher.has_all() {
-            return Ok(None);
-        }
-        if let Some(learned) = self.searcher.learned.find(&prefix)
-            && search.tried.insert(learned.loaded.reference().name)
-        {
-            let found = candidates(&learned.loaded, &prefix)?;
-            if !found.is_empty() {
-                return Ok(Some(found));
-            }
-        }
-        if search.packs.is_none() {
-            // Asked once: what fails now says nothing of other copies.
-            search.packs = Some(VecDeque::new());
-            let records = loop {
-                match self.records_of(&self.state(), &prefix).await {
-                    Ok(records) => break records,
-                    Err(unled) => self.give_up(unled).await?,
+        while !search.is_over {
+            let state = self.state();
+            if !search.is_located_in(&state) {
+                match self.locate_first(id, search).await? {
+                    found if found.is_empty() => continue,
+                    found => return Ok(Some(found)),
                 }
-            };
-            let packs = records
-                .iter()
-                .map(|found| (found.record.pack, (found.class, found.run)));
-            let packs: BTreeMap<PackName, (Class, PackName)> = packs.collect();
-            let packs = packs
-                .into_iter()
-                .map(|(pack, (class, run))| (pack, class, run));
-            search.packs = Some(packs.collect());
-            // Tables that have come in the place of a group.
-            let found = self.locate(id).await?.into_iter();
-            let found = found.filter(|found| !search.tried.contains(&found.location.pack));
-            let found: Vec<Candidate> = found.collect();
-            if !found.is_empty() {
-                search
-                    .tried
-                    .extend(found.iter().map(|found| found.location.pack));
-                return Ok(Some(found));
             }
+            if state.groups.is_empty() {
+                break;
+            }
+            if let Some(learned) = self.searcher.learned.find(&prefix)
+                && search.tried.insert(learned.loaded.reference().name)
+            {
+                let found = candidates(&learned.loaded, &prefix)?;
+                if !found.is_empty() {
+                    return Ok(Some(found));
+                }
+            }
+            if search.packs.is_none() {
+                match self.records_of(&state, &prefix).await {
+                    Ok(records) => search.packs = Some(packs_of(&records)),
+                    Err(unled) => {
+                        let given_up = self.give_up(unled).await;
+                        search.ending(given_up)?;
+                        continue;
+                    }
+                }
+            }
+            let is_unknown = search.packs.as_ref().is_some_and(VecDeque::is_empty);
+            if search.tried.is_empty() && is_unknown {
+                let looked = self.look_beyond_runs(id, &state, search).await;
+                search.ending(looked)?;
+                continue;
+            }
+            return self.next_of_packs(&prefix, search).await;
         }
-        if search.tried.is_empty() && search.packs.as_ref().is_some_and(VecDeque::is_empty) {
-            return self.next_by_objects(id, search).await;
-        }
+        Ok(None)
+    }
+
+    /// Returns the copies of a blob that tables have and that were not tried.
+    ///
+    /// # Errors
+    /// Those of [`Catalog::locate`]. The search is over then.
+    pub(crate) async fn locate_first(
+        &self,
+        id: &Id,
+        search: &mut RunSearch,
+    ) -> Result<Vec<Candidate>, ContentError> {
+        let located = self.locate_in(id).await;
+        let (state, mut found) = search.ending(located)?;
+        found.retain(|found| !search.tried.contains(&found.location.pack));
+        let packs = found.iter().map(|found| found.location.pack);
+        search.tried.extend(packs);
+        search.packs = None;
+        search.located = Some(state);
+        Ok(found)
+    }
+
+    /// Returns the copies of a blob in the next pack that the runs name.
+    async fn next_of_packs(
+        &self,
+        prefix: &Prefix,
+        search: &mut RunSearch,
+    ) -> Result<Option<Vec<Candidate>>, ContentError> {
         while let Some((pack, class, run)) = search.packs.as_mut().and_then(VecDeque::pop_front) {
             if !search.tried.insert(pack) {
                 continue;
             }
             let learned = self.learn((pack, class), run).await?;
-            let found = candidates(&learned.loaded, &prefix)?;
+            let found = candidates(&learned.loaded, prefix)?;
             if found.is_empty() {
                 let what = "it names a pack for a blob that the pack does not have";
                 return Err(ContentError::damaged("an index run", what).of_index());
@@ -285,22 +376,39 @@ impl Catalog {
         Ok(None)
     }
 
-    /// Returns the copies of a blob that no table and no run has. The index objects that groups answer
-    /// for are read before it counts as unknown: a run that lacks a record shows no damage.
-    async fn next_by_objects(
+    /// Looks for a blob that no table and no run has. The newest root may know it. A run that lacks a
+    /// record shows no damage, so the index objects of one group then come in its place. Groups of more
+    /// index objects than may be read for this are believed.
+    async fn look_beyond_runs(
         &self,
         id: &Id,
+        state: &Arc<CatalogTables>,
         search: &mut RunSearch,
-    ) -> Result<Option<Vec<Candidate>>, ContentError> {
-        for group in &self.state().groups {
-            tracing::warn!(%id, "no run has it: the index objects are read");
-            self.load_tables_of(group).await?;
+    ) -> Result<(), ContentError> {
+        if !std::mem::replace(&mut search.is_renewed, true)
+            && let Some(newer) = self.newer.get()
+        {
+            let mut renewed = self.renewing.lock().await;
+            if renewed.is_none_or(|at| at.elapsed() > RENEWAL_COUNTS_FOR) {
+                newer.load().await;
+                *renewed = Some(Instant::now());
+            }
+            return Ok(());
         }
-        let found = self.locate(id).await?;
-        search
-            .tried
-            .extend(found.iter().map(|found| found.location.pack));
-        Ok(Some(found).filter(|found| !found.is_empty()))
+        let smallest = state
+            .groups
+            .iter()
+            .min_by_key(|group| group.covered_bytes());
+        match smallest.filter(|group| self.searcher.take_unknown(group.covered_bytes())) {
+            Some(group) => {
+                tracing::warn!(%id, "no run has it: index objects are read");
+                self.load_tables_of(group).await
+            }
+            None => {
+                search.is_over = true;
+                Ok(())
+            }
+        }
     }
 
     /// Forgets what was learned of a pack, which is gone.
@@ -328,12 +436,32 @@ pub(super) enum Unled {
 }
 
 impl Unled {
+    /// Fails if neither the runs nor the index objects of the group could be read just now.
+    fn just_now(group: &LoadedGroup) -> Result<(), Self> {
+        match group.last_failure.recent() {
+            Some(error) => Err(Self::Failed(error)),
+            None => Ok(()),
+        }
+    }
+
     fn of(group: &Arc<LoadedGroup>, error: ContentError) -> Self {
         match is_of_a_run(&error) {
             true => Self::Group(Arc::clone(group), error),
             false => Self::Failed(error),
         }
     }
+}
+
+/// Returns the packs that records name, each once.
+fn packs_of(records: &[FoundRecord]) -> VecDeque<(PackName, Class, PackName)> {
+    let packs = records
+        .iter()
+        .map(|found| (found.record.pack, (found.class, found.run)));
+    let packs: BTreeMap<PackName, (Class, PackName)> = packs.collect();
+    let packs = packs.into_iter();
+    packs
+        .map(|(pack, (class, run))| (pack, class, run))
+        .collect()
 }
 
 /// Returns the lowest level whose filters, with those of all higher ones, fit into `bytes`.

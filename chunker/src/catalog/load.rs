@@ -23,6 +23,17 @@ const LOADED_AT_ONCE: usize = 8;
 /// take about 150 MB of memory.
 const TABLED_BLOBS_MAX: u64 = 1 << 27;
 
+impl CatalogTables {
+    /// Returns true if this group is asked.
+    pub(super) fn has_group(&self, group: &Arc<LoadedGroup>) -> bool {
+        self.groups.iter().any(|other| Arc::ptr_eq(other, group))
+    }
+}
+
+fn name_of(loaded: &Arc<Loaded>) -> PackName {
+    loaded.reference().name
+}
+
 impl Catalog {
     /// Makes what is loaded match what a root says; see
     /// [`ContentStore::load_index`](crate::content_store::ContentStore::load_index).
@@ -48,35 +59,81 @@ impl Catalog {
         self.load_listed(&list, groups, &gone).await
     }
 
-    /// Loads the tables of the index objects that a group answered for, in the place of the group.
+    /// Loads the tables of the index objects that a group answered for, in the place of the group. What
+    /// else is loaded or committed meanwhile stays. One group is replaced at a time.
+    ///
+    /// Cancel safety: dropped, it leaves the group in use.
     ///
     /// # Errors
     /// [`ContentError::Index`] if they cannot be read; [`ContentError::Store`] or
-    /// [`ContentError::Stalled`] if the store fails.
-    pub(super) async fn load_tables_of(&self, group: &LoadedGroup) -> Result<(), ContentError> {
-        let _turn = self.loading.lock().await;
-        let before = self.state();
-        let (leaving, groups): (Vec<_>, Vec<_>) =
-            (before.groups.iter().cloned()).partition(|loaded| loaded.covers() == group.covers());
-        if leaving.is_empty() {
+    /// [`ContentError::Stalled`] if the store fails. At once, if an attempt has failed just now.
+    pub(super) async fn load_tables_of(
+        &self,
+        group: &Arc<LoadedGroup>,
+    ) -> Result<(), ContentError> {
+        let _turn = self.replacing.lock().await;
+        if !self.state().has_group(group) {
             return Ok(());
         }
-        let tables = before.tables.iter().map(|loaded| loaded.reference());
-        let list: Vec<IndexRef> = tables.chain(group.covers().iter().copied()).collect();
-        let loaded = self.load_listed(&list, groups, &before.condemned).await;
-        loaded.map_err(ContentError::of_index)
+        if let Some(error) = group.last_failure.recent() {
+            return Err(error);
+        }
+        let fresh = match self.tables_of(group.covers()).await {
+            Ok(fresh) => fresh,
+            Err(error) => return Err(error.of_index()),
+        };
+        let loaded = {
+            let mut state = self.state.write();
+            if !state.has_group(group) {
+                return Ok(());
+            }
+            let known: HashSet<PackName> = state.tables.iter().map(name_of).collect();
+            let fresh = fresh
+                .into_iter()
+                .filter(|table| !known.contains(&name_of(table)));
+            let tables = state.tables.iter().cloned().chain(fresh);
+            let groups = state
+                .groups
+                .iter()
+                .filter(|other| !Arc::ptr_eq(other, group));
+            let loaded = Arc::new(CatalogTables {
+                tables: tables.collect(),
+                groups: groups.cloned().collect(),
+                condemned: state.condemned.clone(),
+            });
+            *state = Arc::clone(&loaded);
+            loaded
+        };
+        (self.searcher).forget_others(|run, pack| loaded.answers_for(run, pack));
+        Ok(())
+    }
+
+    /// Returns the tables of index objects. Those that are loaded are not loaded again.
+    async fn tables_of(&self, list: &[IndexRef]) -> Result<Vec<Arc<Loaded>>, ContentError> {
+        let before = self.state();
+        let loads = list.iter().map(|reference| {
+            let mut tables = before.tables.iter();
+            let known = tables.find(|loaded| loaded.reference().name == reference.name);
+            let known = known.cloned();
+            async move {
+                match known {
+                    Some(known) => Ok(known),
+                    None => self.load_one(*reference).await,
+                }
+            }
+        });
+        futures::stream::iter(loads.collect::<Vec<_>>())
+            .buffered(LOADED_AT_ONCE)
+            .try_collect()
+            .await
     }
 
     /// Returns true if the index objects of a group are used by their tables.
     async fn is_tabled(&self, before: &CatalogTables, group: &RunGroup) -> bool {
-        if self
-            .searcher
-            .has_given_up(group.runs.iter().map(|run| run.name))
-        {
-            return true;
-        }
+        let runs = group.runs.iter().map(|run| run.name);
+        let is_given_up = self.searcher.has_given_up(runs);
         let blobs: u64 = group.covers.iter().map(|covered| covered.blobs).sum();
-        if blobs > TABLED_BLOBS_MAX {
+        if blobs > TABLED_BLOBS_MAX && !is_given_up {
             return false;
         }
         let mut tables = before.tables.iter().map(|loaded| loaded.reference().name);

@@ -70,8 +70,30 @@ pub(crate) struct Candidate {
 pub(crate) struct Loaded {
     reference: IndexRef,
     pub(super) table: Table<TableBytes>,
-    /// The end of the last attempt to make this table anew, and why it failed.
-    last_failure: Mutex<Option<(Instant, ContentError)>>,
+    /// Of the attempts to make this table anew.
+    last_failure: LastFailure,
+}
+
+/// The end of the last attempt that failed, and why it did.
+#[derive(Debug, Default)]
+pub(super) struct LastFailure(Mutex<Option<(Instant, ContentError)>>);
+
+impl LastFailure {
+    pub(super) fn note(&self, error: &ContentError) {
+        *self.0.lock() = Some((Instant::now(), error.clone()));
+    }
+
+    fn is_any(&self) -> bool {
+        self.0.lock().is_some()
+    }
+
+    /// Returns why an attempt failed, if that was found out just now.
+    pub(super) fn recent(&self) -> Option<ContentError> {
+        let last = self.0.lock();
+        let last = last.as_ref();
+        let recent = last.filter(|(ended, _)| ended.elapsed() < FAILURE_COUNTS_FOR);
+        recent.map(|(_, error)| error.clone())
+    }
 }
 
 /// A table in which a look-up found damage.
@@ -93,7 +115,7 @@ impl Loaded {
         Self {
             reference,
             table,
-            last_failure: Mutex::default(),
+            last_failure: LastFailure::default(),
         }
     }
 
@@ -109,19 +131,16 @@ impl Loaded {
 
     /// Returns true if the table is damaged and could not be made anew.
     pub(super) fn is_given_up(&self) -> bool {
-        self.last_failure.lock().is_some()
+        self.last_failure.is_any()
     }
 
     pub(super) fn note_failure(&self, error: &ContentError) {
-        *self.last_failure.lock() = Some((Instant::now(), error.clone()));
+        self.last_failure.note(error);
     }
 
     /// Returns why the table could not be made anew, if that was found out just now.
     pub(super) fn recent_failure(&self) -> Option<ContentError> {
-        let last = self.last_failure.lock();
-        let last = last.as_ref();
-        let recent = last.filter(|(ended, _)| ended.elapsed() < FAILURE_COUNTS_FOR);
-        recent.map(|(_, error)| error.clone())
+        self.last_failure.recent()
     }
 
     /// Returns what `answer` finds in the table. If it finds damage, returns this table.

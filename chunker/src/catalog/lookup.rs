@@ -53,7 +53,7 @@ impl Catalog {
                     continue;
                 }
             }
-            match self.lead(&state, &prefix).await {
+            match self.lead(&state, &state.groups, &prefix).await {
                 Ok(found) => return Ok(found),
                 Err(unled) => self.give_up(unled).await?,
             }
@@ -120,8 +120,16 @@ impl Catalog {
     /// # Errors
     /// Those of [`Catalog::find_live`].
     pub(crate) async fn locate(&self, id: &Id) -> Result<Vec<Candidate>, ContentError> {
+        Ok(self.locate_in(id).await?.1)
+    }
+
+    /// As [`Catalog::locate`]. Also returns what was loaded when the tables were asked.
+    pub(super) async fn locate_in(
+        &self,
+        id: &Id,
+    ) -> Result<(Arc<CatalogTables>, Vec<Candidate>), ContentError> {
         let prefix = id.prefix();
-        let look = |state: &CatalogTables| {
+        let look = |state: &Arc<CatalogTables>| {
             let mut found = state.copies(&prefix, |loaded, place| {
                 let candidate = loaded.candidate(place)?;
                 let Location { pack, frame, .. } = candidate.location;
@@ -129,7 +137,8 @@ impl Catalog {
                 Ok((is_poor, candidate))
             })?;
             found.sort_by_key(|(is_poor, _)| *is_poor);
-            Ok(found.into_iter().map(|(_, candidate)| candidate).collect())
+            let found = found.into_iter().map(|(_, candidate)| candidate).collect();
+            Ok((Arc::clone(state), found))
         };
         self.answer(look).await
     }
@@ -209,7 +218,7 @@ impl Catalog {
     /// Returns what `look` finds. If it finds a damaged table, has that made anew, and looks again.
     async fn answer<T>(
         &self,
-        look: impl Fn(&CatalogTables) -> Result<T, DamagedTable>,
+        look: impl Fn(&Arc<CatalogTables>) -> Result<T, DamagedTable>,
     ) -> Result<T, ContentError> {
         loop {
             match look(&self.state()) {

@@ -20,9 +20,11 @@ mod run_group;
 mod run_searcher;
 
 use std::collections::HashSet;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
+use async_trait::async_trait;
 use parking_lot::{Mutex, RwLock};
+use tokio::time::Instant;
 
 use crate::cache::MemoryCache;
 use crate::crypto::{Class, Keyring};
@@ -33,6 +35,7 @@ use crate::pack::PackName;
 use crate::store_client::StoreClient;
 use crate::workers::{Scratch, Workers};
 
+pub(crate) use by_runs::RunSearch;
 pub(crate) use describe::describe;
 pub(crate) use files::{TableBytes, TableFiles};
 pub(crate) use loaded::{Candidate, Loaded, Location};
@@ -43,7 +46,6 @@ use opened_run::{BlockCache, RunStore};
 pub use opened_run::{OpenedRun, Records, RunRecord};
 pub use reference::{IndexRef, IndexSources, RunGroup, RunRef, name_bytes};
 use run_group::LoadedGroup;
-pub(crate) use run_searcher::RunSearch;
 use run_searcher::RunSearcher;
 
 /// Bytes of memory that loading takes for each byte of the decoded object: the object and its table
@@ -67,6 +69,13 @@ pub struct PackLocation {
     pub pack: PackName,
     /// The number of the frame. `None` stands for all frames.
     pub frame: Option<u16>,
+}
+
+/// Loads what the newest root says, for look-ups that miss an object of the loaded one.
+#[async_trait]
+pub(crate) trait NewerIndex: Send + Sync + std::fmt::Debug {
+    /// Loads it. Does nothing if that is not possible.
+    async fn load(&self);
 }
 
 /// A new index object that no root lists yet.
@@ -108,6 +117,11 @@ pub(crate) struct Catalog {
     /// Tables of new index objects that a root may list soon.
     staged: Mutex<Vec<Weak<Loaded>>>,
     loading: tokio::sync::Mutex<()>,
+    /// Held while the tables of a group are loaded in its place.
+    replacing: tokio::sync::Mutex<()>,
+    /// Held while a newer root is read for a look-up. When that was done last.
+    renewing: tokio::sync::Mutex<Option<Instant>>,
+    newer: OnceLock<Box<dyn NewerIndex>>,
     /// Index objects whose tables were found damaged and made anew.
     mended: Mutex<HashSet<PackName>>,
 }
@@ -148,8 +162,17 @@ impl Catalog {
             searcher,
             staged: Mutex::default(),
             loading: tokio::sync::Mutex::new(()),
+            replacing: tokio::sync::Mutex::new(()),
+            renewing: tokio::sync::Mutex::new(None),
+            newer: OnceLock::new(),
             mended: Mutex::default(),
         }
+    }
+
+    /// Sets the source of newer roots. Only the first call has an effect.
+    pub(crate) fn renew_by(&self, newer: Box<dyn NewerIndex>) {
+        // A repository has one source.
+        let _ = self.newer.set(newer);
     }
 
     /// Opens a run, for look-ups in it alone.

@@ -10,6 +10,7 @@ use futures::{StreamExt, TryStreamExt};
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
+use super::loaded::LastFailure;
 use super::opened_run::{OpenedRun, RunRecord, RunStore, Told};
 use super::reference::{IndexRef, RunGroup, RunRef};
 use crate::crypto::Class;
@@ -79,6 +80,8 @@ pub(super) struct LoadedGroup {
     /// The runs of each class of packs, in the order of their ranges.
     by_class: [Vec<Arc<LazyRun>>; 2],
     names: HashSet<PackName>,
+    /// Of the attempts to read the index objects in the place of the runs.
+    pub(super) last_failure: LastFailure,
 }
 
 /// Runs that this process knows, by name.
@@ -104,12 +107,23 @@ impl LoadedGroup {
             names: runs.iter().map(|run| run.reference.name).collect(),
             runs,
             by_class,
+            last_failure: LastFailure::default(),
         }
     }
 
     /// Returns the index objects that the group answers for.
     pub(super) fn covers(&self) -> &[IndexRef] {
         &self.covers
+    }
+
+    /// Returns the decoded bytes of the index objects that the group answers for.
+    pub(super) fn covered_bytes(&self) -> u64 {
+        self.covers.iter().map(|covered| covered.bytes).sum()
+    }
+
+    /// Returns the names of the runs.
+    pub(super) fn run_names(&self) -> impl Iterator<Item = PackName> + '_ {
+        self.runs.iter().map(|run| run.reference.name)
     }
 
     /// Returns true if this is what the root says of the group.

@@ -1,8 +1,9 @@
-//! What look-ups by runs share, and what one of them has asked.
+//! What look-ups by runs share.
 //!
-//! Owns which runs are given up, and for how long a writer asks none.
+//! Owns which runs are given up and for how long, for how long a writer asks none, and how much of
+//! the index is read for blobs that no run has.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -10,7 +11,6 @@ use tokio::time::Instant;
 
 use super::learned::Learned;
 use super::opened_run::RunStore;
-use crate::crypto::Class;
 use crate::pack::PackName;
 
 /// Bytes of memory for learned packs: those of about 20 GiB of pages.
@@ -19,34 +19,27 @@ const LEARNED_BYTES: u64 = 64 << 20;
 /// How long a writer asks no runs after it has waited for them in vain.
 const UNASKED_FOR: Duration = Duration::from_secs(10);
 
+/// How long a run that could not be read is given up. An answer may have been damaged on its way, and
+/// a refusal may pass.
+const GIVEN_UP_FOR: Duration = Duration::from_secs(600);
+
+/// Decoded bytes of index objects that are read in all for blobs that no run has. They list about 12
+/// million blobs.
+const UNKNOWN_BYTES_MAX: u64 = 256 << 20;
+
 /// What look-ups by runs share.
 #[derive(Debug)]
 pub(super) struct RunSearcher {
     pub(super) store: RunStore,
     pub(super) learned: Learned,
-    /// Runs that could not be read. Their groups are not asked any more.
-    given_up: Mutex<HashSet<PackName>>,
+    /// Runs that could not be read, and when that was last found.
+    given_up: Mutex<HashMap<PackName, Instant>>,
     /// Until when a writer asks no runs.
     unasked_until: Mutex<Option<Instant>>,
     /// The memory for the filters of a writer, in bytes. `None` if nothing is matched.
     filter_bytes: Mutex<Option<u64>>,
-}
-
-/// What a search for one blob has asked of runs.
-#[derive(Debug, Default)]
-pub(crate) struct RunSearch {
-    /// Packs whose copies were tried.
-    pub(super) tried: HashSet<PackName>,
-    /// Packs that the runs name and that were not tried, with the run that named each. `None` before
-    /// the runs were asked.
-    pub(super) packs: Option<VecDeque<(PackName, Class, PackName)>>,
-}
-
-impl RunSearch {
-    /// Records a pack whose copies of the blob are tried.
-    pub(crate) fn note_tried(&mut self, pack: PackName) {
-        self.tried.insert(pack);
-    }
+    /// Bytes of index objects that may still be read for blobs that no run has.
+    unknown_bytes: Mutex<u64>,
 }
 
 impl RunSearcher {
@@ -57,23 +50,37 @@ impl RunSearcher {
             given_up: Mutex::default(),
             unasked_until: Mutex::default(),
             filter_bytes: Mutex::default(),
+            unknown_bytes: Mutex::new(UNKNOWN_BYTES_MAX),
         }
     }
 
-    /// Returns true if the group has a run that could not be read.
+    /// Returns true if one of these runs is given up.
     pub(super) fn has_given_up(&self, runs: impl IntoIterator<Item = PackName>) -> bool {
         let given_up = self.given_up.lock();
-        !given_up.is_empty() && runs.into_iter().any(|run| given_up.contains(&run))
-    }
-
-    /// Returns true if no run was given up.
-    pub(super) fn has_all(&self) -> bool {
-        self.given_up.lock().is_empty()
+        let lasts = |run: PackName| {
+            (given_up.get(&run)).is_some_and(|since| since.elapsed() < GIVEN_UP_FOR)
+        };
+        !given_up.is_empty() && runs.into_iter().any(lasts)
     }
 
     /// Gives runs up, which could not be read.
     pub(super) fn give_up(&self, runs: impl Iterator<Item = PackName>) {
-        self.given_up.lock().extend(runs);
+        let mut given_up = self.given_up.lock();
+        given_up.retain(|_, since| since.elapsed() < GIVEN_UP_FOR);
+        given_up.extend(runs.map(|run| (run, Instant::now())));
+    }
+
+    /// Takes `bytes` from those that may be read for blobs that no run has. Returns false if fewer
+    /// are left.
+    pub(super) fn take_unknown(&self, bytes: u64) -> bool {
+        let mut left = self.unknown_bytes.lock();
+        match left.checked_sub(bytes) {
+            Some(rest) => {
+                *left = rest;
+                true
+            }
+            None => false,
+        }
     }
 
     /// Forgets learned packs of which `answers` is false, for the run that named each and the pack.

@@ -331,10 +331,6 @@ impl PinPlan {
     async fn copies(&self, kind: Kind, id: Id) -> Result<Vec<Candidate>, ContentError> {
         let shared = &self.content_store.shared;
         let catalog = &shared.catalog;
-        let located = catalog.locate(&id).await?;
-        if !located.is_empty() {
-            return Ok(located);
-        }
         let mut search = crate::catalog::RunSearch::default();
         if let Some(found) = catalog.next_by_runs(&id, &mut search).await? {
             return Ok(found);

@@ -352,11 +352,9 @@ impl Reader {
     /// Asks the index for the copies of a blob.
     async fn locate(&self, search: &mut Search) {
         search.is_located = true;
-        match self.catalog.locate(&search.id).await {
+        let found = self.catalog.locate_first(&search.id, &mut search.by_runs);
+        match found.await {
             Ok(found) => {
-                for candidate in &found {
-                    search.by_runs.note_tried(candidate.location.pack);
-                }
                 let found = found.into_iter().map(Box::new);
                 search.sources.extend(found.map(Source::Bucket));
             }

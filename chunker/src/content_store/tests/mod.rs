@@ -10,6 +10,7 @@ mod finishes;
 mod pinned;
 mod relying;
 mod runs;
+mod runs_lost;
 mod spooled;
 mod tables;
 mod verify;

@@ -11,12 +11,12 @@ use crate::id::Prefix;
 use crate::pack::PackName;
 
 /// Merges all index objects of a world into one run of each class of packs.
-async fn runs_of(world: &World) -> Vec<RunRef> {
+pub(super) async fn runs_of(world: &World) -> Vec<RunRef> {
     runs_named(world, 99).await
 }
 
 /// As [`runs_of`], under names of this session.
-async fn runs_named(world: &World, session: u64) -> Vec<RunRef> {
+pub(super) async fn runs_named(world: &World, session: u64) -> Vec<RunRef> {
     let content_store = world.content_store();
     let catalog = &content_store.shared.catalog;
     let mut records = Vec::new();
@@ -61,7 +61,7 @@ async fn runs_named(world: &World, session: u64) -> Vec<RunRef> {
 }
 
 /// What a root says whose index objects all are covered by one group of these runs.
-fn covered(world: &World, runs: &[RunRef], dropped: &[PackName]) -> IndexSources {
+pub(super) fn covered(world: &World, runs: &[RunRef], dropped: &[PackName]) -> IndexSources {
     IndexSources {
         objects: Vec::new(),
         groups: vec![RunGroup {
@@ -73,7 +73,7 @@ fn covered(world: &World, runs: &[RunRef], dropped: &[PackName]) -> IndexSources
 }
 
 /// A content store that knows runs alone.
-async fn by_runs(world: &World, runs: &[RunRef]) -> ContentStore {
+pub(super) async fn by_runs(world: &World, runs: &[RunRef]) -> ContentStore {
     let content_store = world.content_store();
     let sources = covered(world, runs, &[]);
     let loaded = content_store.load_index(&sources, &HashSet::new()).await;
@@ -82,7 +82,7 @@ async fn by_runs(world: &World, runs: &[RunRef]) -> ContentStore {
 }
 
 /// A content store that knows runs alone, and matches new data with them.
-async fn matching(world: &World, runs: &[RunRef], dropped: &[PackName]) -> ContentStore {
+pub(super) async fn matching(world: &World, runs: &[RunRef], dropped: &[PackName]) -> ContentStore {
     let content_store = world.content_store();
     content_store.match_new_data();
     let sources = covered(world, runs, dropped);
@@ -92,7 +92,10 @@ async fn matching(world: &World, runs: &[RunRef], dropped: &[PackName]) -> Conte
 }
 
 /// Returns a world with a file of each profile in several packs and index objects, and the files.
-async fn world_with_files(seed: u64, is_sealed: bool) -> (World, Vec<(StoredRun, Bytes)>) {
+pub(super) async fn world_with_files(
+    seed: u64,
+    is_sealed: bool,
+) -> (World, Vec<(StoredRun, Bytes)>) {
     let mut world = World::new(seed, is_sealed);
     let mut files = Vec::new();
     for (number, profile) in [Profile::Grid, Profile::Content, Profile::Raw]
@@ -173,7 +176,7 @@ async fn a_first_read_takes_few_requests_and_its_neighbours_none() {
 
 /// Returns a world in which two machines that know nothing of one another have stored the same file,
 /// and the file.
-async fn world_with_copies(seed: u64) -> (World, StoredRun, Bytes) {
+pub(super) async fn world_with_copies(seed: u64) -> (World, StoredRun, Bytes) {
     let mut world = World::new(seed, true);
     let file = noise(7, 2 * MIB);
     let mut stored = None;
@@ -242,7 +245,7 @@ async fn a_damaged_copy_does_not_keep_another_from_being_read() {
 }
 
 /// Spoils the middle of each of these objects.
-fn damage(world: &World, keys: impl Iterator<Item = String>) {
+pub(super) fn damage(world: &World, keys: impl Iterator<Item = String>) {
     for key in keys {
         let mut bytes = world.bucket.bytes(&key).to_vec();
         bytes[200..300].fill(0);
@@ -250,7 +253,7 @@ fn damage(world: &World, keys: impl Iterator<Item = String>) {
     }
 }
 
-fn keys_of<'a>(runs: &'a [RunRef]) -> impl Iterator<Item = String> + 'a {
+pub(super) fn keys_of<'a>(runs: &'a [RunRef]) -> impl Iterator<Item = String> + 'a {
     runs.iter().map(|run| run.name.key(Class::Run))
 }
 
@@ -311,7 +314,11 @@ async fn tables_at_hand_answer_in_the_place_of_runs() {
 }
 
 /// Returns the bytes of new blobs that storing a file again adds.
-async fn stored_again(world: &mut World, content_store: &ContentStore, file: &Bytes) -> u64 {
+pub(super) async fn stored_again(
+    world: &mut World,
+    content_store: &ContentStore,
+    file: &Bytes,
+) -> u64 {
     let before = content_store.metrics().bytes_new;
     let ingest = world.ingest(content_store);
     store_file(&ingest, Profile::Content, file, MIB).await;

@@ -33,6 +33,9 @@ const BLOB_OVERHEAD_BYTES: u64 = 128;
 /// for the lock.
 const TAKEN_AT_ONCE: usize = 8;
 
+/// Number of chunks for which runs are asked concurrently: as many packs are learned at the same time.
+const ASKED_AT_ONCE: usize = 16;
+
 /// How the blobs of a run are stored.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Manner {
@@ -290,28 +293,61 @@ pub(super) async fn name(
         };
         jobs.push(session.shared.workers.run_sized(bytes, job));
     }
-    let mut all = Vec::new();
-    let mut were_runs_asked = false;
+    let (mut all, mut asked) = (Vec::new(), Vec::new());
     for (batch, found) in futures::future::try_join_all(jobs).await? {
         for (mut named, found) in batch.into_iter().zip(found) {
-            if let Some(id) = named.id {
-                were_runs_asked |= matches!(found, Err(Unsettled::Runs));
-                named.known = settle(&session.shared, &id, found).await;
+            match (named.id, found) {
+                (Some(_), Err(Unsettled::Runs)) => asked.push(all.len()),
+                (Some(id), found) => named.known = settle(&session.shared, &id, found).await,
+                (None, _) => {}
             }
             all.push(named);
         }
     }
-    if were_runs_asked {
-        // The filters may have only a sample of the blobs. What was learned tells of the others.
-        for named in all.iter_mut().filter(|named| named.known.is_none()) {
-            if let Some(id) = named.id
-                && let Ok(found) = session.shared.catalog.find_live_now(&id)
-            {
-                named.known = found;
-            }
-        }
+    if !asked.is_empty() {
+        ask_runs(&session.shared, &mut all, asked).await;
     }
     Ok(all)
+}
+
+/// Asks the runs for the chunks at these positions: for [`ASKED_AT_ONCE`] of them at a time, which lie
+/// far from each other. What is learned with each answers for its neighbours.
+async fn ask_runs(shared: &Runtime, all: &mut [Named], mut positions: Vec<usize>) {
+    while !positions.is_empty() {
+        let apart = positions.len().div_ceil(ASKED_AT_ONCE);
+        let asks = positions.iter().step_by(apart).map(|position| {
+            let (position, id) = (*position, all[*position].id);
+            async move {
+                let known = match id {
+                    Some(id) => settle(shared, &id, Err(Unsettled::Runs)).await,
+                    None => None,
+                };
+                (position, known)
+            }
+        });
+        let answers = futures::future::join_all(asks.collect::<Vec<_>>()).await;
+        for (position, known) in answers {
+            all[position].known = known;
+        }
+        let mut place = 0;
+        positions.retain(|position| {
+            let was_asked = place % apart == 0;
+            place += 1;
+            !was_asked && look_again(shared, &mut all[*position]).is_err()
+        });
+    }
+    // The filters may have only a sample of the blobs. What was learned tells of the others.
+    for named in all.iter_mut().filter(|named| named.known.is_none()) {
+        let _ = look_again(shared, named);
+    }
+}
+
+/// Looks a chunk up by what is in memory.
+fn look_again(shared: &Runtime, named: &mut Named) -> Result<(), Unsettled> {
+    if let Some(id) = named.id {
+        named.known = shared.catalog.find_live_now(&id)?;
+    }
+    Ok(())
 }
 
 fn name_chunk(shared: &Runtime, named: &mut Named, matching: Matching) -> Found {

@@ -99,9 +99,11 @@ impl Catalog {
         let Some(bytes) = self.searcher.filter_bytes() else {
             return;
         };
-        let level = sampled_level(groups, bytes);
+        let records = |class| groups.iter().map(|group| group.records(class)).sum();
+        let records = [Class::DataPack, Class::MetadataPack].map(records);
+        let [data, metadata] = sampled_levels(records, bytes);
         for group in groups {
-            for (class, from) in [(Class::DataPack, level), (Class::MetadataPack, 0)] {
+            for (class, from) in [(Class::DataPack, data), (Class::MetadataPack, metadata)] {
                 if let Err(error) = group.load_filters(class, from).await {
                     tracing::warn!(%error, "what runs have is stored again");
                 }
@@ -345,7 +347,7 @@ impl Catalog {
         id: &Id,
         search: &mut RunSearch,
     ) -> Result<Vec<Candidate>, ContentError> {
-        let located = self.locate_in(id).await;
+        let located = self.locate(id).await;
         let (state, mut found) = search.ending(located)?;
         found.retain(|found| !search.tried.contains(&found.location.pack));
         let packs = found.iter().map(|found| found.location.pack);
@@ -464,14 +466,47 @@ fn packs_of(records: &[FoundRecord]) -> VecDeque<(PackName, Class, PackName)> {
         .collect()
 }
 
-/// Returns the lowest level whose filters, with those of all higher ones, fit into `bytes`.
-fn sampled_level(groups: &[Arc<LoadedGroup>], bytes: u64) -> u8 {
-    let records: u64 = groups
-        .iter()
-        .map(|group| group.records(Class::DataPack))
-        .sum();
-    let fits = |level: &u8| (records >> level).saturating_mul(FILTER_BITS) / 8 <= bytes;
-    (0..SAMPLED_LEVEL_MAX)
-        .find(fits)
-        .unwrap_or(SAMPLED_LEVEL_MAX)
+/// Returns the lowest levels whose filters, with those of all higher ones, fit into `bytes`, for so
+/// many records of data and metadata packs. Those of metadata get a quarter of the bytes, and more if
+/// the others leave it.
+fn sampled_levels(records: [u64; 2], bytes: u64) -> [u8; 2] {
+    let takes = |records: u64, level: u8| (records >> level).saturating_mul(FILTER_BITS) / 8;
+    let sampled = |records: u64, bytes: u64| {
+        (0..SAMPLED_LEVEL_MAX)
+            .find(|level| takes(records, *level) <= bytes)
+            .unwrap_or(SAMPLED_LEVEL_MAX)
+    };
+    let [data, metadata] = records;
+    let of_metadata = bytes.saturating_sub(takes(data, 0)).max(bytes / 4);
+    let from = sampled(metadata, of_metadata);
+    [
+        sampled(data, bytes.saturating_sub(takes(metadata, from))),
+        from,
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_of_both_classes_stay_within_the_memory() {
+        for bytes in [1 << 20, 64 << 20, 1 << 30] {
+            for data in [0, 1_000, 10_000_000, 1_000_000_000] {
+                for metadata in [0, 1_000, 10_000_000, 1_000_000_000] {
+                    let levels = sampled_levels([data, metadata], bytes);
+                    let kept = (data >> levels[0]) + (metadata >> levels[1]);
+                    let is_least = levels.contains(&SAMPLED_LEVEL_MAX);
+                    let taken = kept * FILTER_BITS / 8;
+                    assert!(taken <= bytes || is_least, "{taken} of {bytes}: {levels:?}");
+                }
+            }
+        }
+        assert_eq!(sampled_levels([100_000, 100_000], 1 << 20), [0, 0]);
+        assert_eq!(
+            sampled_levels([0, 400_000], 1 << 20),
+            [0, 0],
+            "nothing is kept free"
+        );
+    }
 }

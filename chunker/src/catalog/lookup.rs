@@ -115,16 +115,12 @@ impl Catalog {
     }
 
     /// Returns all copies of a blob that tables have, the best first. Copies in condemned packs,
-    /// which may be deleted at any time, and in damaged frames come last.
+    /// which may be deleted at any time, and in damaged frames come last. Also returns what was loaded
+    /// when the tables were asked.
     ///
     /// # Errors
     /// Those of [`Catalog::find_live`].
-    pub(crate) async fn locate(&self, id: &Id) -> Result<Vec<Candidate>, ContentError> {
-        Ok(self.locate_in(id).await?.1)
-    }
-
-    /// As [`Catalog::locate`]. Also returns what was loaded when the tables were asked.
-    pub(super) async fn locate_in(
+    pub(super) async fn locate(
         &self,
         id: &Id,
     ) -> Result<(Arc<CatalogTables>, Vec<Candidate>), ContentError> {

@@ -87,7 +87,7 @@ pub async fn merge(
                 packs.push(run.pack_frames());
             }
             MergeInput::Packs(mut listed) => {
-                listed.retain(|pack| pack.class == class);
+                listed.retain(|pack| pack.class == class && is_in(pack, &range));
                 names.extend(listed.iter().map(|pack| pack.name));
                 records.push(in_memory(records_of(&listed, &range)));
                 packs.push(in_memory(frames_of(&listed, &range)));
@@ -150,6 +150,13 @@ fn take_from(writer: &mut RunWriter, body: &mut Vec<Bytes>) -> Result<(), Conten
 
 const TOO_MUCH: ContentError = ContentError::Invalid("a range with more than one run may hold");
 
+/// Returns true if the pack has a record or its place in the range.
+fn is_in(pack: &PackRecord, range: &RangeInclusive<Prefix>) -> bool {
+    let mut blobs = pack.footer.blobs();
+    range.contains(&PackFrames::place_of(&pack.name))
+        || blobs.any(|blob| range.contains(&blob.prefix))
+}
+
 /// Returns the records of packs in a range, in order.
 fn records_of(packs: &[&PackRecord], range: &RangeInclusive<Prefix>) -> Vec<RunRecord> {
     let of_pack = |pack: &&PackRecord| {
@@ -172,18 +179,8 @@ fn records_of(packs: &[&PackRecord], range: &RangeInclusive<Prefix>) -> Vec<RunR
 /// Returns what a run keeps of the packs whose place is in its range, in the order of places.
 fn frames_of(packs: &[&PackRecord], range: &RangeInclusive<Prefix>) -> Vec<PackFrames> {
     let is_here = |pack: &&&PackRecord| range.contains(&PackFrames::place_of(&pack.name));
-    let frames = packs.iter().filter(is_here).map(|pack| PackFrames {
-        name: pack.name,
-        class: pack.class,
-        length: pack.length,
-        header: pack.header,
-        frames: pack
-            .footer
-            .frames()
-            .map(|frame| frame.stored_length)
-            .collect(),
-    });
-    let mut frames: Vec<PackFrames> = frames.collect();
+    let frames = packs.iter().filter(is_here);
+    let mut frames: Vec<PackFrames> = frames.map(|pack| PackFrames::from(*pack)).collect();
     frames.sort_by_key(|pack| PackFrames::place_of(&pack.name));
     frames
 }

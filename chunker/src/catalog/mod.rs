@@ -42,8 +42,8 @@ pub(crate) use loaded::{Candidate, Loaded, Location};
 pub(crate) use lookup::Unsettled;
 pub use many::{ListedCopies, ListedCopy};
 pub use merge::{MergeInput, MergedRun, NewRun, merge};
-use opened_run::{BlockCache, RunStore};
 pub use opened_run::{OpenedRun, Records, RunRecord};
+use opened_run::{RunCaches, RunStore};
 pub use reference::{IndexRef, IndexSources, RunGroup, RunRef, name_bytes};
 use run_group::LoadedGroup;
 use run_searcher::RunSearcher;
@@ -55,9 +55,6 @@ const LOADING_FACTOR: u64 = 4;
 /// Bytes of decoded index objects that are cached, so that the next seal absorbs them without a
 /// fetch.
 const RECENT_BYTES: u64 = 8 << 20;
-
-/// Bytes of decoded blocks of runs that are cached.
-const RUN_BLOCKS_BYTES: u64 = 16 << 20;
 
 /// Maximum number of damaged frames that are remembered. Reads find further ones again.
 const DAMAGED_FRAMES: usize = 1 << 16;
@@ -146,7 +143,7 @@ impl Catalog {
             link: Arc::clone(&link),
             keyring: keyring.clone(),
             workers: workers.clone(),
-            blocks: Arc::new(BlockCache::new(RUN_BLOCKS_BYTES)),
+            caches: Arc::new(RunCaches::new()),
         });
         Self {
             files,

@@ -5,8 +5,9 @@
 //!
 //! A run is opened by its header and its end, which are fetched concurrently. The end of most runs
 //! holds the directory and all fences, so a look-up then costs one request for each group of blocks
-//! that lie close together. Fences, names and filters stay in memory; blocks are cached.
+//! that lie close together. Filters stay in memory; blocks, fences and names are cached.
 
+mod caches;
 mod requests;
 mod scan;
 
@@ -18,7 +19,6 @@ use futures::{StreamExt, TryStreamExt};
 use parking_lot::Mutex;
 
 use super::reference::RunRef;
-use crate::cache::MemoryCache;
 use crate::codec::Decoder;
 use crate::crypto::{Class, HEADER_LEN, Keyring};
 use crate::error::ContentError;
@@ -31,6 +31,8 @@ use crate::run::{
 use crate::store_client::StoreClient;
 use crate::workers::{Scratch, Workers};
 
+pub(super) use caches::RunCaches;
+use caches::{Identity, InMemory, Parts};
 use requests::{joined, part};
 pub use scan::Records;
 
@@ -43,10 +45,6 @@ const REQUESTS_AT_ONCE: usize = 8;
 
 /// The most blocks that have records of one prefix: about 20,000 copies of a blob.
 const BLOCKS_PER_PREFIX: usize = 8;
-
-/// Bytes of memory that a record of a decoded block takes, and a block without its records.
-const RECORD_BYTES: u64 = size_of::<Record>() as u64;
-const BLOCK_BYTES: u64 = 128;
 
 /// What the filters in memory tell of a prefix.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -74,20 +72,13 @@ pub struct RunRecord {
     pub kind: Kind,
 }
 
-/// Blocks of all runs, decoded, by the identity of the run and their number.
-pub(super) type BlockCache = MemoryCache<(Identity, u32), Arc<Block>>;
-
-/// A hash of the header of a run, which has fresh randomness. Another run under the same name has
-/// another one.
-type Identity = [u8; 32];
-
 /// What all look-ups in runs share.
 #[derive(Clone, Debug)]
 pub(super) struct RunStore {
     pub(crate) link: Arc<StoreClient>,
     pub(crate) keyring: Keyring,
     pub(crate) workers: Workers,
-    pub(crate) blocks: Arc<BlockCache>,
+    pub(crate) caches: Arc<RunCaches>,
 }
 
 /// A run whose directory was read.
@@ -98,13 +89,11 @@ pub struct OpenedRun {
     identity: Identity,
     store: RunStore,
     directory: Arc<Directory>,
-    fences: Parts<Fences>,
-    names: Parts<Names>,
     filters: Mutex<Filters>,
 }
 
-/// Parts of a run that stay in memory once they were read, by number.
-type Parts<T> = Mutex<Vec<Option<Arc<T>>>>;
+/// Parts of a run, by number.
+type Held<T> = BTreeMap<u32, Arc<T>>;
 
 /// The filters in memory.
 #[derive(Debug, Default)]
@@ -173,27 +162,22 @@ impl OpenedRun {
         if !is_it {
             return Err(ContentError::damaged(&key, "it is not what the root says"));
         }
-        let fences = (0..directory.fences_count()).map(|number| {
+        for number in 0..directory.fences_count() {
             let range = directory.range(Section::Fences(number));
-            let range = range.filter(|range| range.start >= start)?;
-            Some((number, part(&end, start, range)))
-        });
-        let fences = fences.map(|at_hand| match at_hand {
-            None => Ok(None),
-            Some((number, sealed)) => {
-                let opened = directory.open_fences(number, &sealed, &mut decoder);
-                opened.map(|fences| Some(Arc::new(fences)))
-            }
-        });
-        let fences = fences.collect::<Result<Vec<_>, _>>().map_err(damaged)?;
-        let names = vec![None; directory.names_count() as usize];
+            let Some(range) = range.filter(|range| range.start >= start) else {
+                continue;
+            };
+            let sealed = part(&end, start, range);
+            let fences = directory.open_fences(number, &sealed, &mut decoder);
+            let fences = fences.map_err(damaged)?;
+            let bytes = fences.bytes_in_memory();
+            (store.caches.fences).put((identity, number), bytes, Arc::new(fences));
+        }
         Ok(Self {
             reference,
             identity,
             store,
             directory: Arc::new(directory),
-            fences: Mutex::new(fences),
-            names: Mutex::new(names),
             filters: Mutex::default(),
             key,
         })
@@ -301,8 +285,8 @@ impl OpenedRun {
         let numbers = asked
             .iter()
             .flat_map(|prefix| self.directory.fences_of(prefix));
-        self.hold_fences(numbers).await?;
-        let requests = joined(self.wanted(&asked)?, |wanted| wanted.bytes.clone());
+        let fences = self.hold_fences(numbers).await?;
+        let requests = joined(self.wanted(&fences, &asked)?, |wanted| wanted.bytes.clone());
         let asked = &asked;
         let looks = requests
             .into_iter()
@@ -315,61 +299,68 @@ impl OpenedRun {
         // A prefix whose records two blocks share is looked up in both.
         found.sort_unstable();
         found.dedup();
-        self.named(found).await
+        let numbers = found.iter().map(|record| self.names_of(record).0);
+        let names = self.hold_names(numbers).await?;
+        self.named(&names, found)
     }
 
-    /// Reads the fences of these numbers, if they are not in memory.
-    async fn hold_fences(&self, numbers: impl Iterator<Item = u32>) -> Result<(), ContentError> {
-        self.hold(
-            &self.fences,
-            numbers.map(Section::Fences),
-            Directory::open_fences,
-        )
-        .await
+    /// Returns the fences of these numbers. Reads those that are not in memory.
+    async fn hold_fences(
+        &self,
+        numbers: impl Iterator<Item = u32>,
+    ) -> Result<Held<Fences>, ContentError> {
+        let parts = &self.store.caches.fences;
+        self.hold(parts, numbers.map(Section::Fences), Directory::open_fences)
+            .await
     }
 
-    /// Reads the names of these numbers, if they are not in memory.
-    async fn hold_names(&self, numbers: impl Iterator<Item = u32>) -> Result<(), ContentError> {
-        self.hold(
-            &self.names,
-            numbers.map(Section::Names),
-            Directory::open_names,
-        )
-        .await
+    /// Returns the names of these numbers. Reads those that are not in memory.
+    async fn hold_names(
+        &self,
+        numbers: impl Iterator<Item = u32>,
+    ) -> Result<Held<Names>, ContentError> {
+        let parts = &self.store.caches.names;
+        self.hold(parts, numbers.map(Section::Names), Directory::open_names)
+            .await
     }
 
-    /// Reads those of these parts that are not in memory, and keeps them there.
-    async fn hold<T: Send + 'static>(
+    /// Returns these parts. Reads those that are not in memory.
+    async fn hold<T: InMemory + Send + Sync + 'static>(
         &self,
         parts: &Parts<T>,
         sections: impl Iterator<Item = Section>,
         open: fn(&Directory, u32, &[u8], &mut Decoder) -> Result<T, RunDamage>,
-    ) -> Result<(), ContentError> {
-        let missing: BTreeMap<u32, Section> = {
-            let parts = parts.lock();
-            sections
-                .map(|section| (section.index(), section))
-                .filter(|(index, _)| parts[*index as usize].is_none())
-                .collect()
-        };
+    ) -> Result<Held<T>, ContentError> {
+        let sections = sections.map(|section| (section.index(), section));
+        let (mut held, mut missing) = (BTreeMap::new(), Vec::new());
+        for (index, section) in sections.collect::<BTreeMap<u32, Section>>() {
+            match parts.get(&(self.identity, index)) {
+                Some(part) => drop(held.insert(index, part)),
+                None => missing.push(section),
+            }
+        }
         let read = self
             .read(
-                missing.values().copied().collect(),
+                missing.clone(),
                 move |directory, section, sealed, decoder| {
                     open(directory, section.index(), sealed, decoder)
                 },
             )
             .await?;
-        let mut parts = parts.lock();
-        for (index, part) in missing.into_keys().zip(read) {
-            parts[index as usize] = Some(Arc::new(part));
+        for (section, part) in missing.into_iter().zip(read) {
+            let (bytes, part) = (part.bytes_in_memory(), Arc::new(part));
+            parts.put((self.identity, section.index()), bytes, Arc::clone(&part));
+            held.insert(section.index(), part);
         }
-        Ok(())
+        Ok(held)
     }
 
-    /// Returns the blocks that may hold these prefixes, in order. All fences are in memory.
-    fn wanted(&self, prefixes: &[Prefix]) -> Result<Vec<Wanted>, ContentError> {
-        let fences = self.fences.lock();
+    /// Returns the blocks that may hold these prefixes, in order, by the fences of all of them.
+    fn wanted(
+        &self,
+        fences: &Held<Fences>,
+        prefixes: &[Prefix],
+    ) -> Result<Vec<Wanted>, ContentError> {
         let mut wanted: Vec<Wanted> = Vec::new();
         for (place, prefix) in prefixes.iter().enumerate() {
             // Blocks of a prefix are in order, and begin at the last block of the one before it or
@@ -377,7 +368,7 @@ impl OpenedRun {
             let mut known = wanted.len().saturating_sub(BLOCKS_PER_PREFIX);
             let mut blocks = 0;
             for number in self.directory.fences_of(prefix) {
-                let Some(part) = &fences[number as usize] else {
+                let Some(part) = fences.get(&number) else {
                     continue;
                 };
                 for block in part.blocks_of(prefix) {
@@ -440,7 +431,7 @@ impl OpenedRun {
             Section::Block(number) => (self.identity, number),
             _ => (self.identity, u32::MAX),
         };
-        let cached = |wanted: &Wanted| self.store.blocks.get(&key(wanted));
+        let cached = |wanted: &Wanted| self.store.caches.blocks.get(&key(wanted));
         let mut blocks: Vec<Option<Arc<Block>>> = wanted.iter().map(cached).collect();
         let missing = || {
             wanted
@@ -454,8 +445,8 @@ impl OpenedRun {
             if block.is_none() {
                 let read = fresh.next().map(Arc::new);
                 if let Some(read) = &read {
-                    let bytes = read.records().len() as u64 * RECORD_BYTES + BLOCK_BYTES;
-                    self.store.blocks.put(key(wanted), bytes, Arc::clone(read));
+                    let blocks = &self.store.caches.blocks;
+                    blocks.put(key(wanted), read.bytes_in_memory(), Arc::clone(read));
                 }
                 *block = read;
             }
@@ -484,21 +475,23 @@ impl OpenedRun {
         }
     }
 
-    /// Gives records the names of their packs.
-    async fn named(&self, records: Vec<Record>) -> Result<Vec<RunRecord>, ContentError> {
-        let place_of = |record: &Record| match self.directory.name_of(record.pack) {
-            (Section::Names(number), place) => (number, place),
-            (_, place) => (0, place),
-        };
-        self.hold_names(records.iter().map(|record| place_of(record).0))
-            .await?;
-        let names = self.names.lock();
+    /// Returns the number of the names where the pack of a record is, and its place among them.
+    fn names_of(&self, record: &Record) -> (u32, usize) {
+        let (section, place) = self.directory.name_of(record.pack);
+        (section.index(), place)
+    }
+
+    /// Gives records the names of their packs, which are all among these.
+    fn named(
+        &self,
+        names: &Held<Names>,
+        records: Vec<Record>,
+    ) -> Result<Vec<RunRecord>, ContentError> {
         let named = records.iter().map(|record| {
-            let (number, place) = place_of(record);
-            let part = names.get(number as usize)?.as_ref()?;
+            let (number, place) = self.names_of(record);
             Some(RunRecord {
                 prefix: record.prefix,
-                pack: *part.names().get(place)?,
+                pack: *names.get(&number)?.names().get(place)?,
                 frame: record.frame,
                 slot: record.slot,
                 kind: record.kind,

@@ -7,7 +7,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
-use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
 use super::loaded::LastFailure;
@@ -22,17 +21,12 @@ use crate::run::PackFrames;
 /// Runs that are opened or asked concurrently.
 const RUNS_AT_ONCE: usize = 16;
 
-/// The most packs of a run that are remembered as named by it. Others are looked up again.
-const NAMED_PACKS: usize = 1 << 18;
-
 /// A run that is opened when it is first asked.
 #[derive(Debug)]
 pub(super) struct LazyRun {
     reference: RunRef,
     store: RunStore,
     opened: OnceCell<OpenedRun>,
-    /// Packs that the run is known to name.
-    named: Mutex<HashSet<PackName>>,
 }
 
 impl LazyRun {
@@ -41,7 +35,6 @@ impl LazyRun {
             reference,
             store,
             opened: OnceCell::new(),
-            named: Mutex::default(),
         }
     }
 
@@ -50,13 +43,9 @@ impl LazyRun {
         self.opened.get_or_try_init(open).await
     }
 
-    fn note_named(&self, packs: impl Iterator<Item = PackName>) {
-        let mut named = self.named.lock();
-        for pack in packs {
-            if named.len() < NAMED_PACKS {
-                named.insert(pack);
-            }
-        }
+    fn note_named(&self, pack: PackName) {
+        let caches = &self.store.caches;
+        caches.note_named(pack, self.reference.name);
     }
 }
 
@@ -198,7 +187,9 @@ impl LoadedGroup {
     pub(super) async fn find(&self, prefix: &Prefix) -> Result<Vec<FoundRecord>, ContentError> {
         let looks = self.runs_of(prefix).map(|run| async move {
             let records = run.open().await?.find(&[*prefix]).await?;
-            run.note_named(records.iter().map(|record| record.pack));
+            for record in &records {
+                run.note_named(record.pack);
+            }
             let RunRef { name, class, .. } = run.reference;
             let found = records.into_iter().map(move |record| FoundRecord {
                 record,
@@ -220,13 +211,14 @@ impl LoadedGroup {
         if self.dropped.contains(pack) {
             return Ok(false);
         }
-        if self.runs.iter().any(|run| run.named.lock().contains(pack)) {
+        let known = (self.runs.first()).and_then(|run| run.store.caches.run_that_names(pack));
+        if known.is_some_and(|run| self.has_run(&run)) {
             return Ok(true);
         }
         let place = PackFrames::place_of(pack);
         for run in self.runs_of(&place) {
             if run.open().await?.has_pack(pack).await? {
-                run.note_named([*pack].into_iter());
+                run.note_named(*pack);
                 return Ok(true);
             }
         }

@@ -147,7 +147,9 @@ impl Reader {
     /// Begins a fetch of the frame that holds a blob. Dropping the result abandons the fetch.
     #[cfg(test)]
     pub(crate) async fn begin_in_vain(&self, id: &crate::id::Id) -> impl Sized + use<> {
-        let found = self.catalog.locate(id).await.expect("the index answers");
+        let mut search = crate::catalog::RunSearch::default();
+        let found = self.catalog.locate_first(id, &mut search).await;
+        let found = found.expect("the index answers");
         let location = found.first().expect("the blob is stored").location;
         let urgency = SharedUrgency::new(Urgency::Now);
         self.single_flight.board(location.key(), &urgency).1

@@ -11,6 +11,7 @@
 use super::{RunDamage, take, take_u32, take_u64};
 use crate::crypto::{Class, HEADER_LEN};
 use crate::id::Prefix;
+use crate::index::PackRecord;
 use crate::pack::{PACK_BYTES_MAX, PACK_FRAMES_MAX, PackName};
 
 /// Number of names in one box.
@@ -62,6 +63,19 @@ pub struct PackFrames {
     pub header: [u8; HEADER_LEN],
     /// The stored lengths of its frames, in bytes.
     pub frames: Vec<u32>,
+}
+
+impl From<&PackRecord> for PackFrames {
+    fn from(pack: &PackRecord) -> Self {
+        let frames = pack.footer.frames();
+        Self {
+            name: pack.name,
+            class: pack.class,
+            length: pack.length,
+            header: pack.header,
+            frames: frames.map(|frame| frame.stored_length).collect(),
+        }
+    }
 }
 
 impl PackFrames {

@@ -9,6 +9,7 @@ use crate::error::ContentError;
 use crate::id::{Id, Kind, Prefix};
 use crate::index::PackRecord;
 use crate::pack::PackName;
+use crate::run::PackFrames;
 
 /// The list of a pack's contents, from an index object or from its own footer. About 21 bytes of
 /// memory per blob.
@@ -90,6 +91,11 @@ impl PackContents {
         PackRecord::decode(bytes)
             .map(Self)
             .map_err(|_| ContentError::Internal("a list of blobs that does not decode"))
+    }
+
+    /// Returns what runs keep of the pack.
+    pub fn frames(&self) -> PackFrames {
+        PackFrames::from(&self.0)
     }
 
     /// Returns the blobs in the order of frames and slots.

@@ -35,6 +35,16 @@ fn listed(number: u64, class: Class) -> PackRecord {
     }
 }
 
+/// Returns a data pack of one blob.
+fn single(number: u64) -> PackRecord {
+    let mut footer = FooterBuilder::new();
+    footer.push(100, [(Kind::Chunk, 100, prefix(number))].into_iter());
+    PackRecord {
+        footer: footer.finish().expect("small"),
+        ..listed(number, Class::DataPack)
+    }
+}
+
 fn data_packs(numbers: std::ops::Range<u64>) -> Vec<PackRecord> {
     numbers
         .map(|number| listed(number, Class::DataPack))
@@ -121,6 +131,27 @@ async fn index_objects_become_runs_and_runs_become_one() {
     let run = merged(&bucket, 2, everything(), &none, inputs).await;
     let run = bucket.open_run(run.expect("merged")).await;
     holds(&run, everything(), &data_packs(0..500)).await;
+}
+
+#[tokio::test]
+async fn a_run_names_the_packs_of_its_range_alone() {
+    let bucket = Bucket::empty();
+    let none = HashSet::new();
+    let packs: Vec<PackRecord> = (0..200).map(|number| single(number)).collect();
+    let mut named = 0;
+    for (number, range) in halves().into_iter().enumerate() {
+        let inputs = vec![MergeInput::Packs(packs.iter().collect())];
+        let run = merged(&bucket, number as u32, range.clone(), &none, inputs).await;
+        let run = bucket.open_run(run.expect("merged")).await;
+        let expected = packs.iter().filter(|pack| is_in(pack, &range));
+        let mut expected: Vec<PackName> = expected.map(|pack| pack.name).collect();
+        expected.sort_unstable();
+        let names = run.pack_names().await.expect("read");
+        named += names.len();
+        assert_eq!(names, expected);
+    }
+    // A quarter of them has its blob in one half, and its place in the other one.
+    assert!((230..370).contains(&named), "{named} names");
 }
 
 #[tokio::test]

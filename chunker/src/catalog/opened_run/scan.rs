@@ -8,11 +8,11 @@ use std::ops::RangeInclusive;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 
-use super::{OpenedRun, RunRecord, Wanted, joined};
+use super::{Held, OpenedRun, RunRecord, Wanted, joined};
 use crate::error::ContentError;
 use crate::id::Prefix;
 use crate::pack::PackName;
-use crate::run::{PackFrames, Record, Section};
+use crate::run::{Fences, PackFrames, Record, Section};
 
 /// Number of requests of a scan that are under way or wait to be taken. The records of one take up to
 /// 8 MiB.
@@ -26,11 +26,28 @@ impl OpenedRun {
     ///
     /// The stream ends with [`ContentError::Damaged`] if a part of the run does not open or the
     /// records are not in order, and with the errors of a read.
+    ///
+    /// The names of all packs of the run stay in memory as long as the stream.
     pub fn records(&self, range: RangeInclusive<Prefix>) -> Records<'_> {
+        let scan = async move {
+            let names = self.hold_names(0..self.directory.names_count()).await?;
+            let requests = self.requests_of(range.clone()).await?;
+            let records = self.numbered_records(range, requests);
+            Ok::<_, ContentError>(
+                records.and_then(move |records| ready(self.named(&names, records))),
+            )
+        };
+        stream::once(scan).try_flatten().boxed()
+    }
+
+    /// Returns the records of a range in the blocks of these requests, with the numbers of their packs.
+    fn numbered_records(
+        &self,
+        range: RangeInclusive<Prefix>,
+        requests: Vec<Vec<Wanted>>,
+    ) -> BoxStream<'_, Result<Vec<Record>, ContentError>> {
         let mut last: Option<Record> = None;
-        stream::once(self.requests_of(range.clone()))
-            .map_ok(|requests| stream::iter(requests.into_iter().map(Ok::<_, ContentError>)))
-            .try_flatten()
+        stream::iter(requests.into_iter().map(Ok::<_, ContentError>))
             .map_ok(move |wanted| {
                 let range = range.clone();
                 async move { self.records_in(wanted, &range).await }
@@ -47,7 +64,6 @@ impl OpenedRun {
                     )),
                 })
             })
-            .and_then(|records| self.named(records))
             .boxed()
     }
 
@@ -98,9 +114,8 @@ impl OpenedRun {
     /// # Errors
     /// Those of [`OpenedRun::find`].
     pub async fn pack_names(&self) -> Result<Vec<PackName>, ContentError> {
-        self.hold_names(0..self.directory.names_count()).await?;
-        let parts = self.names.lock();
-        let names = parts.iter().flatten().flat_map(|part| part.names());
+        let parts = self.hold_names(0..self.directory.names_count()).await?;
+        let names = parts.values().flat_map(|part| part.names());
         let names: Vec<PackName> = names.copied().collect();
         match names.is_sorted_by(|one, other| one < other) {
             true => Ok(names),
@@ -118,26 +133,18 @@ impl OpenedRun {
     ) -> Result<Vec<Vec<Wanted>>, ContentError> {
         let first = self.directory.fences_of(range.start()).start;
         let end = self.directory.fences_of(range.end()).end;
-        self.hold_fences(first..end).await?;
-        let blocks = self.blocks_of(first..end, &range);
+        let fences = self.hold_fences(first..end).await?;
+        let blocks = self.blocks_of(&fences, &range);
         Ok(joined(blocks, |wanted| wanted.bytes.clone()))
     }
 
     /// Returns all blocks of these fences that may have records of `range`, in order.
-    fn blocks_of(
-        &self,
-        numbers: std::ops::Range<u32>,
-        range: &RangeInclusive<Prefix>,
-    ) -> Vec<Wanted> {
-        let fences = self.fences.lock();
+    fn blocks_of(&self, fences: &Held<Fences>, range: &RangeInclusive<Prefix>) -> Vec<Wanted> {
         let mut blocks = Vec::new();
-        for number in numbers {
-            let Some(part) = &fences[number as usize] else {
-                continue;
-            };
+        for (number, part) in fences {
             let first = part.blocks_of(range.start()).start;
             let end = part.blocks_of(range.end()).end;
-            blocks.extend((first..end).filter_map(|block| self.block(number, part, block)));
+            blocks.extend((first..end).filter_map(|block| self.block(*number, part, block)));
         }
         blocks
     }

@@ -132,7 +132,7 @@ impl Bucket {
                 link: Arc::new(link),
                 keyring: keyring(),
                 workers: Workers::inline(),
-                blocks: Arc::new(BlockCache::new(16 << 20)),
+                caches: Arc::new(RunCaches::new()),
             },
             reference: RunRef {
                 name: NAME,
@@ -211,7 +211,16 @@ fn sorted(numbers: impl Iterator<Item = u64>) -> Vec<Prefix> {
 #[tokio::test]
 async fn every_record_is_found_and_no_other_one() {
     let (blobs, copies, packs) = (30_000, 3, 5_000);
-    let bucket = Bucket::with(run_of(blobs, copies, packs)).await;
+    let mut bucket = Bucket::with(run_of(blobs, copies, packs)).await;
+    for is_kept in [true, false] {
+        if !is_kept {
+            bucket.store.caches = Arc::new(RunCaches::within(0));
+        }
+        finds_every_record(&bucket, blobs, copies, packs).await;
+    }
+}
+
+async fn finds_every_record(bucket: &Bucket, blobs: u64, copies: u64, packs: u64) {
     let run = bucket.open().await.expect("it opens");
     assert_eq!(run.directory().record_count(), blobs * copies);
     // Some are in the run, and as many are not.
@@ -234,6 +243,14 @@ async fn every_record_is_found_and_no_other_one() {
         assert_eq!(found, expected(number, copies, packs));
     }
     assert_eq!(run.find(&[]).await.expect("nothing"), []);
+    let caches = &run.store.caches;
+    let used = [
+        caches.blocks.used(),
+        caches.fences.used(),
+        caches.names.used(),
+    ];
+    assert_eq!(used[0] > 0, used[1] > 0 && used[2] > 0, "{used:?}");
+    assert!(used.iter().all(|used| *used <= 16 << 20), "{used:?}");
 }
 
 #[tokio::test]

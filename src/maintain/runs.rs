@@ -1,8 +1,9 @@
 //! Groups of runs, compared with the index objects that they cover.
 //!
 //! Owns the comparison: of each run, the number of records and a sum of keyed hashes of them, as
-//! the run has them and as the packs of the index objects list them. So the memory does not depend
-//! on the number of records. Nothing is lost with a run, but readers would miss what it leaves out.
+//! the run has them and as the packs of the index objects list them. The records of packs are compared
+//! in the same way. So the memory does not depend on the number of records. Nothing is lost with a run,
+//! but readers would miss what it leaves out.
 
 use std::collections::HashSet;
 
@@ -12,6 +13,7 @@ use bkfs_chunker::crypto::Class;
 use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::{Kind, Prefix};
 use bkfs_chunker::pack::PackName;
+use bkfs_chunker::run::PackFrames;
 use bkfs_chunker::verify::PackContents;
 use futures::TryStreamExt;
 
@@ -22,11 +24,20 @@ use crate::root::lists::Lists;
 use crate::root::run_group::RunGroup;
 use crate::root::state::Root;
 
-/// The records of a run.
+/// The number of entries, and the sum of their hashes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-struct Tally {
+struct Sum {
     count: u64,
     sum: u128,
+}
+
+/// What a run has.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+struct Tally {
+    /// Of its records of blobs.
+    blobs: Sum,
+    /// Of its records of packs.
+    packs: Sum,
 }
 
 /// The groups of a root, and what index objects say of their runs.
@@ -106,7 +117,11 @@ impl GroupTally {
                 continue;
             };
             let place = (blob.frame, blob.slot);
-            self.tallies[number].add(key, (&blob.prefix, &name), place, blob.kind);
+            self.tallies[number].add_blob(key, (&blob.prefix, &name), place, blob.kind);
+        }
+        let place = PackFrames::place_of(&name);
+        if let Some(number) = self.run_of(pack.class(), &place) {
+            self.tallies[number].add_pack(key, &pack.frames());
         }
     }
 
@@ -119,8 +134,19 @@ impl GroupTally {
     }
 }
 
+impl Sum {
+    fn add(&mut self, hash: blake3::Hash) {
+        let (half, _) = hash
+            .as_bytes()
+            .split_first_chunk()
+            .expect("a hash is longer");
+        self.count += 1;
+        self.sum = self.sum.wrapping_add(u128::from_le_bytes(*half));
+    }
+}
+
 impl Tally {
-    fn add(
+    fn add_blob(
         &mut self,
         key: &[u8; 32],
         (prefix, pack): (&Prefix, &PackName),
@@ -133,13 +159,19 @@ impl Tally {
         record[32..34].copy_from_slice(&frame.to_le_bytes());
         record[34..36].copy_from_slice(&slot.to_le_bytes());
         record[36] = kind as u8;
-        let hash = blake3::keyed_hash(key, &record);
-        let (half, _) = hash
-            .as_bytes()
-            .split_first_chunk()
-            .expect("a hash is longer");
-        self.count += 1;
-        self.sum = self.sum.wrapping_add(u128::from_le_bytes(*half));
+        self.blobs.add(blake3::keyed_hash(key, &record));
+    }
+
+    fn add_pack(&mut self, key: &[u8; 32], pack: &PackFrames) {
+        let mut hasher = blake3::Hasher::new_keyed(key);
+        hasher.update(&pack.name.to_bytes());
+        hasher.update(&[pack.class as u8]);
+        hasher.update(&pack.length.to_le_bytes());
+        hasher.update(&pack.header);
+        for frame in &pack.frames {
+            hasher.update(&frame.to_le_bytes());
+        }
+        self.packs.add(hasher.finalize());
     }
 }
 
@@ -199,20 +231,25 @@ async fn read(
     let opened = content_store.open_run(run).await?;
     opened.load_filters(0).await?;
     let names: HashSet<PackName> = opened.pack_names().await?.into_iter().collect();
+    let mut tally = Tally::default();
     let mut frames = opened.pack_frames();
     while let Some(packs) = frames.try_next().await? {
-        if !packs.iter().all(|pack| names.contains(&pack.name)) {
-            return Err(damaged(run, "it describes a pack that it does not name"));
+        for pack in &packs {
+            if !names.contains(&pack.name) {
+                return Err(damaged(run, "it describes a pack that it does not name"));
+            }
+            if !dropped.contains(&pack.name) {
+                tally.add_pack(key, pack);
+            }
         }
     }
-    let mut tally = Tally::default();
     let mut records = opened.records(run.prefixes());
     while let Some(batch) = records.try_next().await? {
         for record in batch {
             require_filtered(&opened, run, &record)?;
             if !dropped.contains(&record.pack) {
                 let place = (record.frame, record.slot);
-                tally.add(key, (&record.prefix, &record.pack), place, record.kind);
+                tally.add_blob(key, (&record.prefix, &record.pack), place, record.kind);
             }
         }
     }

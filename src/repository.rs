@@ -442,9 +442,21 @@ impl Repository {
     pub async fn load_index_to_write(&self) -> Result<(), RootError> {
         self.content_store.match_new_data();
         self.load(&self.handle.current()).await?;
-        let (view, condemned) = self.condemned().await?;
-        let sources = self.lists.sources(&view.root).await?;
-        Ok(self.content_store.load_index(&sources, &condemned).await?)
+        let (mut view, mut condemned) = self.condemned().await?;
+        for _ in 0..VANISHED_MAX {
+            let error = match self.lists.sources(&view.root).await {
+                Ok(sources) => {
+                    return Ok(self.content_store.load_index(&sources, &condemned).await?);
+                }
+                Err(error) => error,
+            };
+            self.handle.moved_on(&view, error).await?;
+            (view, condemned) = self.condemned().await?;
+        }
+        Err(RootError::damaged(
+            ROOT_KEY,
+            "what it names vanishes faster than it can be read",
+        ))
     }
 
     /// Returns all packs that are condemned in the root as last read.

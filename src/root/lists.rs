@@ -6,11 +6,12 @@
 
 use super::chain::NonceEntry;
 use super::error::RootError;
+use super::reading::open_root;
 use super::refusal::Refusal;
 use super::retry::{RetryPolicy, create_surely};
 use super::shard::{ListEntry, ListRef, decode_shard, encode_shard};
 use super::snapshots::{PackEntry, QuarantineEntry, SnapshotEntry, SnapshotList, TrashEntry};
-use super::state::{Root, SessionId};
+use super::state::{ROOT_KEY, Root, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::catalog::{IndexSources, PackLocation, RunGroup};
 use bkfs_chunker::crypto::{Class, Features, Keyring};
@@ -248,12 +249,18 @@ impl Lists {
     /// objects that it covers are not.
     ///
     /// # Errors
-    /// [`RootError::Store`] if the store fails in a way that does not concern one list alone.
+    /// [`RootError::Store`] if the store fails in a way that does not concern one list alone, or if a
+    /// list is not found and the newest root does not name it: a collection has deleted it.
     pub async fn sources(&self, root: &Root) -> Result<IndexSources, RootError> {
         let mut sources = IndexSources::of_objects(&root.index);
         for group in root.complete_groups() {
             let dropped = match self.dropped(group.dropped).await {
                 Ok(dropped) => dropped,
+                Err(error)
+                    if error.wants_newer_root() && self.is_named_no_more(group.dropped).await =>
+                {
+                    return Err(error);
+                }
                 Err(error) if error.is_of_one_object() => {
                     tracing::warn!(%error, "a group of runs is not used");
                     continue;
@@ -269,6 +276,19 @@ impl Lists {
             });
         }
         Ok(sources)
+    }
+
+    /// Returns true if the newest root has no group with this list of dropped packs. False if that
+    /// cannot be found out now.
+    async fn is_named_no_more(&self, dropped: Option<ListRef>) -> bool {
+        let Ok((object, version)) = self.0.store.get(ROOT_KEY).await else {
+            return false;
+        };
+        let newest = open_root(&self.0.keyring, &object, version);
+        newest.is_ok_and(|newest| {
+            let mut groups = newest.root.run_groups().iter();
+            groups.all(|group| group.dropped != dropped)
+        })
     }
 
     /// Returns the packs in a list of dropped packs.

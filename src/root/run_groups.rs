@@ -8,11 +8,15 @@
 use super::refusal::Refusal;
 use super::run_group::{Building, IndexName, RunGroup, Slice};
 use super::shard::ListRef;
-use super::state::{Root, StateError};
+use super::state::{ROOT_BYTES_MAX, Root, StateError};
 use super::transition::IndexChange;
 use bkfs_chunker::catalog::{IndexRef, RunRef};
 use bkfs_chunker::pack::PackName;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+/// Bytes of a root that groups leave free. Below 2 KiB, a root gives up a part of its chain of
+/// generations, and that is worth more.
+const LEAST_ROOM_BYTES: usize = 4 << 10;
 
 /// How the forgetting of packs changes the index objects that the same groups cover.
 #[derive(Clone, Debug, Default)]
@@ -242,12 +246,28 @@ impl Root {
         self.run_groups = Some(stays).filter(|groups| !groups.is_empty());
     }
 
-    /// Takes all groups out of a root that has no room for them.
-    pub(super) fn leave_room(&mut self) {
-        if self.run_groups.is_some()
-            && matches!(Root::encode(self), Err(StateError::TooLarge { .. }))
-        {
-            self.run_groups = None;
+    /// Takes groups out of a root that has no room for them: first the one that is being built, then
+    /// those with the fewest records.
+    pub fn leave_room(&mut self) {
+        while self.run_groups.is_some() && !self.has_room() {
+            let smallest = |group: &&RunGroup| (group.records(), group.begun);
+            let leaving = match self.building_group() {
+                Some(building) => Some(building),
+                None => self.complete_groups().min_by_key(smallest),
+            };
+            match leaving.map(|group| group.begun) {
+                Some(begun) => self.drop_group(begun),
+                None => self.run_groups = None,
+            }
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        match Root::encode(self) {
+            Ok(payload) => payload.len() + LEAST_ROOM_BYTES <= ROOT_BYTES_MAX,
+            Err(StateError::TooLarge { .. }) => false,
+            // Another error is not of the groups.
+            Err(_) => true,
         }
     }
 

@@ -283,9 +283,27 @@ fn a_root_without_room_has_no_groups() {
     made(&mut root, 1, &[], &[1, 2]);
     root.leave_room();
     assert_eq!(root.run_groups().len(), 1, "there is room");
-    let begun = begin(&mut root, 512, &[], &[3]).expect("begun");
-    complete(&mut root, begun);
-    assert!(root.encode().is_err(), "1,024 runs");
+    let small = made(&mut root, 1, &[], &[3]);
+    let large = made(&mut root, 64, &[], &[4, 5]);
+    let built = begin(&mut root, 512, &[], &[6]).expect("begun");
+    let group = root.building_group().expect("begun").clone();
+    for (number, slice) in group.missing().iter().skip(1).enumerate() {
+        let run = run(20_000 + number as u32, slice);
+        root.add_run(built, run).expect("it is missing");
+    }
+    assert!(root.encode().is_err(), "1,023 runs");
     root.leave_room();
-    assert!(root.run_groups().is_empty() && root.encode().is_ok());
+    let first = root.run_groups()[0].begun;
+    assert_eq!(
+        begun(&root),
+        [first, small, large],
+        "what is not complete leaves first"
+    );
+    assert!(root.encode().is_ok());
+    // Now the complete ones are too many.
+    let largest = made(&mut root, 470, &[], &[6]);
+    assert!(root.encode().is_err());
+    root.leave_room();
+    assert_eq!(begun(&root), [largest], "those of few records leave first");
+    assert!(root.encode().is_ok());
 }

@@ -1,10 +1,13 @@
 //! Merging: makes groups of runs of index objects, and few large groups of many small ones
 //! (docs/PROTOCOL.md, rule 12).
 //!
-//! Owns which group is made next, and the order of each step: the inputs are read, a run is written,
-//! and then the root names it. A group is built slice by slice, each in a replacement of its own. So
-//! a merge that was interrupted goes on where it stood, in whatever session. Nothing but speed
-//! depends on a merge: if it fails, the index objects answer as before. No command merges yet.
+//! Owns the order of each step: the inputs are read, a run is written, and then the root names it. A
+//! group is built slice by slice, each in a replacement of its own. So a merge that was interrupted
+//! goes on where it stood, in whatever session. Nothing but speed depends on a merge: if it fails, the
+//! index objects answer as before. Does not own which group is made next ([`policy`]).
+//!
+//! **Damage**: a group that cannot be read leaves the root, and its index objects are merged anew. An
+//! index object that cannot be read is left out of new groups.
 //!
 //! **Memory**: the packs of at most [`MergePolicy::most_blobs`] blobs, one run, and a few requests
 //! to each run that is merged.
@@ -13,6 +16,7 @@ use std::collections::HashSet;
 
 use async_trait::async_trait;
 use bkfs_chunker::catalog::{IndexRef, OpenedRun, RunRef};
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::ingest::{Ingest, RunPlan};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::verify::{PackContents, Verifier};
@@ -22,45 +26,18 @@ use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::lists::Lists;
 use crate::root::refusal::Refusal;
-use crate::root::run_group::{Building, IndexName, RunGroup, SLICES_MAX, Slice};
+use crate::root::run_group::{Building, IndexName, RunGroup, Slice};
 use crate::root::session::OpenSession;
 use crate::root::state::{Root, SessionId};
 use crate::root::transition::IndexChange;
 
-/// Index objects of less than this share of [`MergePolicy::least_blobs`] are in no group.
-const ABSORBED_SHARE: u64 = 16;
+mod policy;
 
-/// Decoded bytes of an index object that is made of smaller ones: half of what fits into one.
-const JOINED_BYTES: u64 = 16 << 20;
+pub use policy::MergePolicy;
+use policy::Step;
 
-/// When groups are made, and how large they are.
-#[derive(Clone, Copy, Debug)]
-pub struct MergePolicy {
-    /// Index objects become a group once they list this many blobs. Below that, their download costs
-    /// less than a group saves.
-    pub least_blobs: u64,
-    /// A group is made of index objects of at most this many blobs, or of one.
-    pub most_blobs: u64,
-    /// About how many records a run has. A record takes 20 bytes.
-    pub run_records: u64,
-    /// Groups of up to this many records are of the smallest size. The next size is `fan` times as
-    /// large.
-    pub small_records: u64,
-    /// So many groups of one size become one.
-    pub fan: usize,
-}
-
-impl Default for MergePolicy {
-    fn default() -> Self {
-        Self {
-            least_blobs: 1 << 20,
-            most_blobs: 4 << 20,
-            run_records: 4 << 20,
-            small_records: 8 << 20,
-            fan: 4,
-        }
-    }
-}
+/// How often a merge goes on after an input that cannot be read.
+const DAMAGES_MAX: u32 = 8;
 
 /// What a merge has done.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -73,86 +50,9 @@ pub struct Merged {
     pub bytes: u64,
 }
 
-/// A step of a merge.
-#[derive(Clone, Debug, Eq, PartialEq)]
-enum Step {
-    /// Begin a group of these index objects.
-    Begin(Building, Vec<IndexName>),
-    /// Write these index objects into few large ones, and begin a group of those.
-    Join(Vec<IndexRef>),
-    /// Write the first of these slices of the group.
-    Write(Box<RunGroup>, Slice),
-}
-
-impl MergePolicy {
-    /// Returns the next step in a root, if there is one.
-    fn next(&self, root: &Root) -> Option<Step> {
-        if let Some(group) = root.building_group() {
-            let slice = group.missing().into_iter().next()?;
-            return Some(Step::Write(Box::new(group.clone()), slice));
-        }
-        match self.of_groups(root) {
-            Some((building, covers)) => Some(Step::Begin(building, covers)),
-            None => self.of_objects(root),
-        }
-    }
-
-    /// Returns a group that is made of groups of one size.
-    fn of_groups(&self, root: &Root) -> Option<(Building, Vec<IndexName>)> {
-        let mut groups: Vec<&RunGroup> = root.complete_groups().collect();
-        groups.sort_by_key(|group| (group.records(), group.begun));
-        let size = |group: &RunGroup| {
-            let times = group.records() / self.small_records.max(1);
-            times.max(1).ilog(self.fan.max(2) as u64)
-        };
-        let alike = groups.chunk_by(|one, other| size(one) == size(other));
-        let alike = alike.into_iter().find(|alike| alike.len() >= self.fan)?;
-        let building = Building {
-            slices: self.slices(alike.iter().map(|group| group.records()).sum()),
-            from: alike.iter().map(|group| group.begun).collect(),
-        };
-        let covers = alike.iter().flat_map(|group| group.covers.iter().copied());
-        Some((building, covers.collect()))
-    }
-
-    /// Returns the step to a group that is made of index objects. The smallest ones are left to
-    /// commits, which absorb them.
-    fn of_objects(&self, root: &Root) -> Option<Step> {
-        let mut left = root.uncovered_index();
-        left.retain(|index| index.blobs >= self.least_blobs / ABSORBED_SHARE);
-        if left.iter().map(|index| index.blobs).sum::<u64>() < self.least_blobs {
-            return None;
-        }
-        left.sort_by_key(|index| std::cmp::Reverse(index.blobs));
-        let (mut blobs, mut taken) = (0_u64, Vec::new());
-        for index in left {
-            if !taken.is_empty() && blobs + index.blobs > self.most_blobs {
-                break;
-            }
-            blobs += index.blobs;
-            taken.push(index);
-        }
-        let bytes: u64 = taken.iter().map(|index| index.bytes).sum();
-        // What a group covers is never absorbed, so the root would keep each small one for ever.
-        if taken.len() as u64 > 1 + bytes.div_ceil(JOINED_BYTES) {
-            return Some(Step::Join(taken));
-        }
-        let building = Building {
-            slices: self.slices(blobs),
-            from: Vec::new(),
-        };
-        let covers = taken.iter().map(|index| IndexName(index.name));
-        Some(Step::Begin(building, covers.collect()))
-    }
-
-    fn slices(&self, records: u64) -> u16 {
-        let slices = records.div_ceil(self.run_records.max(1));
-        slices.clamp(1, u64::from(SLICES_MAX)) as u16
-    }
-}
-
-/// Merges until nothing is left to merge, in a session of its own. Does nothing, and makes no
-/// request, if the newest known root needs no merge.
+/// Merges until nothing is left to merge, or `goes_on` is false of what was done, in a session of its
+/// own. It is asked before each step. Does nothing, and makes no request, if the newest known root
+/// needs no merge.
 ///
 /// Cancel safety: dropped, it leaves a group that is being built, which the next merge goes on with,
 /// and maybe its session in the root.
@@ -165,10 +65,12 @@ pub async fn merge_runs(
     repository: &Repository,
     verifier: &Verifier,
     policy: &MergePolicy,
+    goes_on: &(dyn Fn(&Merged) -> bool + Sync),
     command: &str,
 ) -> Result<Merged, RootError> {
     let handle = &repository.handle;
-    if policy.next(&handle.current().root).is_none() {
+    let is_due = policy.is_due(&handle.current().root);
+    if !is_due || !goes_on(&Merged::default()) {
         return Ok(Merged::default());
     }
     let environment = &repository.environment;
@@ -182,9 +84,10 @@ pub async fn merge_runs(
         ingest: &ingest,
         session: session.id(),
         packs: None,
+        unreadable: HashSet::new(),
         merged: Merged::default(),
     };
-    let done = merger.work(policy).await;
+    let done = merger.work(policy, goes_on).await;
     let merged = merger.merged;
     if let Err(left) = session.end().await {
         tracing::warn!(error = %left, "the session of the merge stays in the root");
@@ -200,43 +103,96 @@ struct Merger<'a> {
     session: SessionId,
     /// The packs of the index objects that a group is made of, and which these are.
     packs: Option<(Vec<IndexRef>, Vec<PackContents>)>,
+    /// Index objects that could not be read.
+    unreadable: HashSet<PackName>,
     merged: Merged,
 }
 
 impl Merger<'_> {
-    async fn work(&mut self, policy: &MergePolicy) -> Result<(), RootError> {
-        while let Some(step) = policy.next(&self.handle.current().root) {
+    async fn work(
+        &mut self,
+        policy: &MergePolicy,
+        goes_on: &(dyn Fn(&Merged) -> bool + Sync),
+    ) -> Result<(), RootError> {
+        let mut damages = 0;
+        while goes_on(&self.merged)
+            && let Some(step) = policy.next(&self.handle.current().root, &self.unreadable)
+        {
             let before = self.handle.current().root.mark();
-            let done = match step {
-                Step::Begin(building, covers) => {
-                    self.begin(IndexChange::default(), building, covers).await
+            let building = step.building();
+            let error = match self.carry_out(policy, step).await {
+                Ok(()) if self.has_left(building) => {
+                    tracing::warn!("the root has no room for a group of runs");
+                    return Ok(());
                 }
-                Step::Join(objects) => self.join(policy, objects).await,
-                Step::Write(group, slice) => self.write(&group, slice).await,
+                Ok(()) => continue,
+                Err(error) => error,
             };
-            match done {
-                Ok(()) => {}
-                // What was to be merged has changed: the newer root says what is next.
-                Err(RootError::Refused(Refusal::ListsChanged)) => {
-                    let now = self.handle.refresh().await?;
-                    if now.root.mark() == before {
-                        return Err(Refusal::ListsChanged.into());
-                    }
+            // What was to be merged has changed: the newer root says what is next.
+            let is_changed = matches!(error, RootError::Refused(Refusal::ListsChanged));
+            if is_changed || error.wants_newer_root() || input_of(&error).is_some() {
+                let now = self.handle.refresh().await?;
+                if now.root.mark() != before {
+                    continue;
                 }
-                Err(error) if error.wants_newer_root() => {
-                    let now = self.handle.refresh().await?;
-                    if now.root.mark() == before {
-                        return Err(error);
-                    }
-                }
-                Err(error) => return Err(error),
             }
-            if self.handle.current().root.run_groups().is_empty() {
-                tracing::warn!("the root has no room for groups of runs");
-                return Ok(());
+            damages += 1;
+            match input_of(&error) {
+                Some(key) if damages <= DAMAGES_MAX => self.do_without(key, &error).await?,
+                _ => return Err(error),
             }
         }
         Ok(())
+    }
+
+    async fn carry_out(&mut self, policy: &MergePolicy, step: Step) -> Result<(), RootError> {
+        match step {
+            Step::Begin(building, covers) => {
+                if building.from.is_empty() {
+                    // Read before the root names the group: what cannot be read is in none.
+                    let root = &self.handle.current().root;
+                    let objects = root.index.iter().filter(|index| {
+                        let name = IndexName(index.name);
+                        covers.contains(&name)
+                    });
+                    self.read_packs(objects.copied().collect()).await?;
+                }
+                self.begin(IndexChange::default(), building, covers).await
+            }
+            Step::Join(objects) => self.join(policy, objects).await,
+            Step::Write(group, slice) => self.write(&group, slice).await,
+        }
+    }
+
+    /// Returns true if this group has left the root: a root without room takes it out first.
+    fn has_left(&self, building: Option<u64>) -> bool {
+        let view = self.handle.current();
+        let mut groups = view.root.run_groups().iter();
+        building.is_some_and(|begun| groups.all(|group| group.begun != begun))
+    }
+
+    /// Lets the next steps do without an input that cannot be read. A group that has it leaves the root,
+    /// and so does the group that is built of that one, or of the index object.
+    async fn do_without(&mut self, key: &str, error: &RootError) -> Result<(), RootError> {
+        tracing::warn!(%error, "an index is merged anew");
+        let name = PackName::from_key(key).ok().map(|(_, name)| name);
+        let view = self.handle.current();
+        self.unreadable.extend(name);
+        let needs = |group: &&RunGroup| {
+            let is_run = group.runs.iter().any(|run| Some(run.name) == name);
+            let is_list = group.dropped.is_some_and(|list| Some(list.name) == name);
+            is_run || is_list || !group.is_complete()
+        };
+        let groups = view.root.run_groups().iter().filter(needs);
+        let groups: Vec<u64> = groups.map(|group| group.begun).collect();
+        if groups.is_empty() {
+            return Ok(());
+        }
+        let mut change = DropGroups {
+            session: self.session,
+            groups,
+        };
+        self.handle.update(&mut change).await.map(|_| ())
     }
 
     async fn begin(
@@ -352,6 +308,48 @@ fn meets(run: &RunRef, slice: &Slice) -> bool {
     run.class == slice.class
         && run.first <= *slice.prefixes.end()
         && *slice.prefixes.start() <= run.last
+}
+
+/// Returns the key of the object that cannot be read, if the error says that of one.
+fn input_of(error: &RootError) -> Option<&str> {
+    match error {
+        RootError::Content(error) => match error.cause() {
+            ContentError::Damaged { object, .. }
+            | ContentError::Missing { object, .. }
+            | ContentError::Unreadable { object, .. } => Some(object),
+            _ => None,
+        },
+        RootError::Store(error) => error.is_not_found().then(|| error.key()),
+        RootError::Damaged { key, .. } | RootError::Unopenable { key, .. } => Some(key),
+        _ => None,
+    }
+}
+
+/// Takes groups out of the root.
+struct DropGroups {
+    session: SessionId,
+    groups: Vec<u64>,
+}
+
+#[async_trait]
+impl Transition for DropGroups {
+    type Output = ();
+
+    fn session(&self) -> Option<SessionId> {
+        Some(self.session)
+    }
+
+    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
+        for begun in &self.groups {
+            next.drop_group(*begun);
+        }
+        Ok(())
+    }
+
+    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
+        let mut groups = root.run_groups().iter();
+        Ok(!groups.any(|group| self.groups.contains(&group.begun)))
+    }
 }
 
 /// Begins a group, maybe of index objects that it puts in the place of others.

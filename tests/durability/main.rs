@@ -22,6 +22,7 @@ mod layers;
 mod locks;
 mod marking;
 mod merging;
+mod merging_faults;
 mod missing;
 mod outages;
 mod outcome;

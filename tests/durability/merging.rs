@@ -13,13 +13,10 @@ use bkfs::maintain::repair::{execute, plan};
 use bkfs::maintain::report::Report;
 use bkfs::repository::Repository;
 use bkfs::root::error::RootError;
-use bkfs::root::lists::Lists;
-use bkfs::root::run_group::{Building, IndexName, RunGroup};
+use bkfs::root::run_group::RunGroup;
 use bkfs::root::state::{Root, SessionId};
 use bkfs_chunker::crypto::{Class, Features};
-use bkfs_chunker::ingest::{Ingest, RunPlan};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::verify::PackContents;
 use bkfs_store::{Store, StoreErrorKind};
 use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
 
@@ -27,7 +24,7 @@ use crate::collecting::{forget, gc, snapshot, unlink};
 use crate::host::{Bucket, Host, noise, runtime};
 
 /// Merges each index object, and two groups at a time, into runs of a few records.
-const POLICY: MergePolicy = MergePolicy {
+pub const POLICY: MergePolicy = MergePolicy {
     least_blobs: 1,
     most_blobs: 1 << 20,
     run_records: 6,
@@ -36,13 +33,13 @@ const POLICY: MergePolicy = MergePolicy {
 };
 
 /// Merges index objects, and no groups.
-const OBJECTS_ONLY: MergePolicy = MergePolicy {
+pub const OBJECTS_ONLY: MergePolicy = MergePolicy {
     fan: usize::MAX,
     ..POLICY
 };
 
 /// Merges by way of a store that fails so from then on.
-fn merge_by(
+pub fn merge_by(
     bucket: &Bucket,
     faults: &Arc<FaultStore>,
     strike: Strike,
@@ -51,29 +48,29 @@ fn merge_by(
     bucket.work(faults.clone(), async |repository| {
         let verifier = verifier(repository)?;
         faults.plan(strike);
-        merge_runs(repository, &verifier, policy, "merge").await
+        merge_runs(repository, &verifier, policy, &|_| true, "merge").await
     })
 }
 
-fn merge(bucket: &Bucket, policy: &MergePolicy) -> Merged {
+pub fn merge(bucket: &Bucket, policy: &MergePolicy) -> Merged {
     let merged = bucket.work(bucket.memory.clone(), async |repository| {
         let verifier = verifier(repository)?;
-        merge_runs(repository, &verifier, policy, "merge").await
+        merge_runs(repository, &verifier, policy, &|_| true, "merge").await
     });
     merged.expect("merged")
 }
 
-fn root(bucket: &Bucket) -> Root {
+pub fn root(bucket: &Bucket) -> Root {
     bucket.work(bucket.memory.clone(), async |repository| {
         repository.handle.current().root.clone()
     })
 }
 
-fn groups(bucket: &Bucket) -> Vec<RunGroup> {
+pub fn groups(bucket: &Bucket) -> Vec<RunGroup> {
     root(bucket).run_groups().to_vec()
 }
 
-fn report(bucket: &Bucket) -> Report {
+pub fn report(bucket: &Bucket) -> Report {
     let keyring = bucket.work(bucket.memory.clone(), async |repository| {
         repository.handle.keyring().clone()
     });
@@ -82,13 +79,13 @@ fn report(bucket: &Bucket) -> Report {
     report.expect("checked")
 }
 
-fn is_whole(bucket: &Bucket) {
+pub fn is_whole(bucket: &Bucket) {
     let report = report(bucket);
     assert!(report.is_clean(), "{:?}", report.problems);
 }
 
 /// Three files, each in a commit of its own session.
-fn three_files() -> Bucket {
+pub fn three_files() -> Bucket {
     let bucket = Bucket::new();
     for number in 0..3 {
         let host = bucket.host();
@@ -99,7 +96,7 @@ fn three_files() -> Bucket {
 }
 
 /// A machine that cannot read these index objects.
-fn without_index(bucket: &Bucket, covered: &[RunGroup]) -> Host {
+pub fn without_index(bucket: &Bucket, covered: &[RunGroup]) -> Host {
     let faults = Arc::new(FaultStore::new(bucket.memory.clone()));
     for name in covered.iter().flat_map(|group| &group.covers) {
         let denied = Strike::with(Fault::FailBefore(StoreErrorKind::Denied));
@@ -213,7 +210,7 @@ fn a_merge_that_is_killed_at_any_request_is_resumed() {
 }
 
 /// A bucket with a file in a forgotten snapshot only, and the same bytes to write again.
-fn with_forgotten() -> (Bucket, Vec<u8>) {
+pub fn with_forgotten() -> (Bucket, Vec<u8>) {
     let bucket = three_files();
     let data = noise(7, 3 << 20);
     let host = bucket.host();
@@ -226,7 +223,7 @@ fn with_forgotten() -> (Bucket, Vec<u8>) {
 }
 
 /// Forgets the snapshot, and deletes what it alone needed.
-fn collect_forgotten(bucket: &Bucket) {
+pub fn collect_forgotten(bucket: &Bucket) {
     bucket.work(bucket.memory.clone(), async |repository| {
         forget(repository, "one").await;
     });
@@ -478,7 +475,7 @@ fn damaged_runs_are_named_and_taken_out_and_hide_nothing() {
 }
 
 /// Replaces the root by what `change` makes of it.
-fn change_root(bucket: &Bucket, change: impl AsyncFnOnce(&Repository, &mut Root)) {
+pub fn change_root(bucket: &Bucket, change: impl AsyncFnOnce(&Repository, &mut Root)) {
     bucket.work(bucket.memory.clone(), async |repository| {
         let handle = &repository.handle;
         let (_, version) = bucket.memory.get("root").await.expect("read");
@@ -492,116 +489,4 @@ fn change_root(bucket: &Bucket, change: impl AsyncFnOnce(&Repository, &mut Root)
         let replaced = bucket.memory.replace("root", vec![object], &version).await;
         replaced.expect("replaced");
     });
-}
-
-/// Changes one byte of the header in a list of a pack.
-fn of_another_header(pack: &PackContents) -> PackContents {
-    let mut bytes = Vec::new();
-    pack.encode(&mut bytes);
-    let header = pack.frames().header;
-    let place = bytes
-        .windows(header.len())
-        .position(|window| window == header);
-    bytes[place.expect("it has the header") + 20] ^= 1;
-    PackContents::decode(bytes.into()).expect("it has the same form")
-}
-
-#[test]
-fn a_run_with_a_wrong_record_of_a_pack_is_named() {
-    for is_wrong in [false, true] {
-        let bucket = three_files();
-        change_root(&bucket, async |repository, next| {
-            let verifier = verifier(repository).expect("opened");
-            let mut packs = Vec::new();
-            for index in &next.index {
-                packs.extend(verifier.index(*index).await.expect("read"));
-            }
-            if is_wrong {
-                packs[0] = of_another_header(&packs[0]);
-            }
-            let covers = next.index.iter().map(|index| IndexName(index.name));
-            let (covers, from) = (covers.collect(), Vec::new());
-            next.begin_group(Building { slices: 1, from }, covers)
-                .expect("begun");
-            let group = next.building_group().expect("begun").clone();
-            let ingest = Ingest::new(repository.content_store.clone(), 99);
-            for slice in group.missing() {
-                let plan = RunPlan {
-                    class: slice.class,
-                    prefixes: slice.prefixes,
-                    packs: &packs,
-                    runs: &[],
-                    gone: &HashSet::new(),
-                };
-                let run = ingest.put_run(plan).await.expect("written");
-                next.add_run(group.begun, run).expect("it is missing");
-            }
-        });
-        assert_eq!(groups(&bucket).len(), 1);
-        let problems = report(&bucket).problems;
-        let found = problems
-            .iter()
-            .map(|problem| problem.object.starts_with("runs/"));
-        let found: Vec<bool> = found.collect();
-        assert_eq!(found, vec![true; usize::from(is_wrong)], "{problems:?}");
-    }
-}
-
-#[test]
-fn a_dropped_list_that_a_newer_root_has_deleted_costs_no_download() {
-    let (bucket, _) = with_forgotten();
-    merge(&bucket, &OBJECTS_ONLY);
-    collect_forgotten(&bucket);
-    let before = groups(&bucket);
-    let lists: Vec<String> = before
-        .iter()
-        .filter_map(|group| Some(group.dropped?.name.key(Class::List)))
-        .collect();
-    assert!(!lists.is_empty(), "{before:?}");
-    bucket.work(bucket.memory.clone(), async |repository| {
-        // The process has the root, and no list yet, when the groups are merged and collected.
-        let old = repository.handle.current();
-        std::thread::scope(|scope| {
-            let merging = scope.spawn(|| {
-                merge(&bucket, &POLICY);
-                for _ in 0..2 {
-                    gc(&bucket);
-                }
-            });
-            merging.join().expect("merged");
-        });
-        for list in &lists {
-            assert!(bucket.memory.get(list).await.is_err(), "{list} is deleted");
-        }
-        let fresh = Lists::new(bucket.memory.clone(), repository.handle.keyring().clone());
-        let error = fresh.sources(&old.root).await.expect_err("it is outdated");
-        assert!(error.wants_newer_root(), "{error}");
-        repository
-            .load_index_to_write()
-            .await
-            .expect("by the newest root");
-        let newest = repository.handle.current();
-        assert!(newest.root.generation > old.root.generation);
-        let sources = fresh.sources(&newest.root).await.expect("they are there");
-        assert_eq!(sources.groups.len(), newest.root.complete_groups().count());
-    });
-    // A list that the newest root names, and that is lost, costs speed.
-    let (bucket, data) = with_forgotten();
-    merge(&bucket, &OBJECTS_ONLY);
-    collect_forgotten(&bucket);
-    let groups = groups(&bucket);
-    let lost = groups.iter().filter_map(|group| group.dropped);
-    runtime().block_on(async {
-        for list in lost {
-            let removed = bucket.memory.delete(&list.name.key(Class::List)).await;
-            removed.expect("removed");
-        }
-    });
-    let host = bucket.host();
-    host.write("new", 0, data.clone());
-    host.finish().expect("unmounted");
-    let host = bucket.host();
-    assert!(host.read("new") == Some(data));
-    assert!(host.read("file-2") == Some(noise(2, 3 << 20)));
-    host.finish().expect("unmounted");
 }

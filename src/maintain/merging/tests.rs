@@ -2,7 +2,9 @@
 
 use bkfs_chunker::crypto::RepositoryId;
 
+use super::policy::Step;
 use super::*;
+use crate::root::state::ROOT_BYTES_MAX;
 
 const POLICY: MergePolicy = MergePolicy {
     least_blobs: 100,
@@ -35,8 +37,19 @@ fn root(blobs: &[u64]) -> Root {
 
 /// Carries out steps until none is left, as a merge does. Returns how many groups were begun.
 fn work(root: &mut Root) -> usize {
+    work_by(&POLICY, root)
+}
+
+fn work_by(policy: &MergePolicy, root: &mut Root) -> usize {
     let mut begun = 0;
-    while let Some(step) = POLICY.next(root) {
+    while let Some(step) = policy.next(root, &HashSet::new()) {
+        let before = root.run_groups().len();
+        root.leave_room();
+        assert_eq!(
+            root.run_groups().len(),
+            before,
+            "there is room for what is begun"
+        );
         root.generation += 1;
         match step {
             Step::Begin(building, covers) => {
@@ -58,7 +71,7 @@ fn work(root: &mut Root) -> usize {
                 root.change_index(&change).expect("they are there");
                 begun += 1;
                 let building = Building {
-                    slices: POLICY.slices(blobs),
+                    slices: policy.slices(blobs),
                     from: Vec::new(),
                 };
                 let covers = vec![IndexName(joined.name)];
@@ -85,9 +98,9 @@ fn work(root: &mut Root) -> usize {
 
 #[test]
 fn little_is_not_merged() {
-    assert_eq!(POLICY.next(&root(&[])), None);
-    assert_eq!(POLICY.next(&root(&[40, 59])), None);
-    let Some(Step::Begin(building, covers)) = POLICY.next(&root(&[40, 60])) else {
+    assert_eq!(POLICY.next(&root(&[]), &HashSet::new()), None);
+    assert_eq!(POLICY.next(&root(&[40, 59]), &HashSet::new()), None);
+    let Some(Step::Begin(building, covers)) = POLICY.next(&root(&[40, 60]), &HashSet::new()) else {
         panic!("it is enough");
     };
     assert_eq!(covers, [IndexName(name(1)), IndexName(name(0))]);
@@ -103,7 +116,7 @@ fn little_is_not_merged() {
 #[test]
 fn a_group_takes_as_much_as_memory_holds() {
     let mut one = root(&[1_000, 300, 200, 50]);
-    let Some(Step::Begin(_, covers)) = POLICY.next(&one) else {
+    let Some(Step::Begin(_, covers)) = POLICY.next(&one, &HashSet::new()) else {
         panic!("it is enough");
     };
     assert_eq!(covers, [IndexName(name(0))], "one may be larger");
@@ -113,7 +126,7 @@ fn a_group_takes_as_much_as_memory_holds() {
 
 #[test]
 fn small_index_objects_are_joined_or_left() {
-    let Some(Step::Join(objects)) = POLICY.next(&root(&[60, 30, 20, 5, 5])) else {
+    let Some(Step::Join(objects)) = POLICY.next(&root(&[60, 30, 20, 5, 5]), &HashSet::new()) else {
         panic!("there are many of them");
     };
     assert_eq!(objects.len(), 3, "commits absorb the smallest");
@@ -127,7 +140,7 @@ fn small_index_objects_are_joined_or_left() {
 fn few_groups_are_left_however_many_were_made() {
     let mut root = root(&[]);
     let mut most = 0;
-    for number in 0..200 {
+    for number in 0..120 {
         root.index.push(IndexRef {
             name: name(number),
             packs: 1,
@@ -150,4 +163,44 @@ fn few_groups_are_left_however_many_were_made() {
         slices.iter().any(|runs| *runs > 100),
         "large ones have many runs: {slices:?}"
     );
+}
+
+#[test]
+fn a_root_has_room_for_what_is_merged_and_a_merge_ends() {
+    let policy = MergePolicy::default();
+    let mut root = root(&[]);
+    let mut covered = 0;
+    for number in 0..1_000 {
+        // 32 MiB, the most that an index object takes.
+        root.index.push(IndexRef {
+            name: name(number),
+            packs: 600,
+            blobs: 1_400_000,
+            bytes: 32 << 20,
+        });
+        if root.encode().is_err() {
+            panic!("{number} index objects do not fit, and groups have not left");
+        }
+        work_by(&policy, &mut root);
+        let free = ROOT_BYTES_MAX - root.encode().expect("it fits").len();
+        let runs = root.run_groups().iter().flat_map(|group| &group.runs);
+        let records: u64 = runs.map(|run| run.records).sum();
+        covered = covered.max(records);
+        if free < 8 << 10 {
+            break;
+        }
+    }
+    assert!(covered > 600_000_000, "{covered} records");
+    let largest = policy.slices(1_000_000_000);
+    assert_eq!(largest, 64, "runs of 16 million records");
+}
+
+#[test]
+fn an_index_object_that_cannot_be_read_is_left_out() {
+    let root = root(&[60, 70, 80]);
+    let unreadable = HashSet::from([name(2)]);
+    let Some(Step::Begin(_, covers)) = POLICY.next(&root, &unreadable) else {
+        panic!("there are two others");
+    };
+    assert_eq!(covers, [IndexName(name(1)), IndexName(name(0))]);
 }

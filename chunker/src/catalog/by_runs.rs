@@ -258,7 +258,7 @@ impl Catalog {
                     return Ok(());
                 }
                 self.note_given_up(&group, &error);
-                let loaded = self.load_tables_of(&group).await;
+                let loaded = Box::pin(self.load_tables_of(&group)).await;
                 if let Err(error) = &loaded {
                     group.last_failure.note(error);
                 }
@@ -404,7 +404,7 @@ impl Catalog {
         match smallest.filter(|group| self.searcher.take_unknown(group.covered_bytes())) {
             Some(group) => {
                 tracing::warn!(%id, "no run has it: index objects are read");
-                self.load_tables_of(group).await
+                Box::pin(self.load_tables_of(group)).await
             }
             None => {
                 search.is_over = true;

@@ -53,7 +53,7 @@ impl Catalog {
             }
         }
         let groups = self.grouped(&before, &groups);
-        self.load_filters(&groups).await;
+        Box::pin(self.load_filters(&groups)).await;
         let dropped = sources.groups.iter().flat_map(|group| group.dropped.iter());
         let gone: HashSet<PackName> = condemned.iter().chain(dropped).copied().collect();
         self.load_listed(&list, groups, &gone).await

@@ -53,7 +53,7 @@ impl Catalog {
                     continue;
                 }
             }
-            match self.lead(&state, &state.groups, &prefix).await {
+            match Box::pin(self.lead(&state, &state.groups, &prefix)).await {
                 Ok(found) => return Ok(found),
                 Err(unled) => self.give_up(unled).await?,
             }
@@ -107,7 +107,7 @@ impl Catalog {
                     continue;
                 }
             }
-            match self.is_named(&state, pack).await {
+            match Box::pin(self.is_named(&state, pack)).await {
                 Ok(is_named) => return Ok(is_named),
                 Err(unled) => self.give_up(unled).await?,
             }
@@ -200,7 +200,7 @@ impl Catalog {
                     continue;
                 }
             };
-            match self.records_of(&state, prefix).await {
+            match Box::pin(self.records_of(&state, prefix)).await {
                 Ok(records) => {
                     let records = records.into_iter().map(|found| found.record);
                     found.extend(records.map(|record| (record.pack, record.frame, record.slot)));

@@ -353,7 +353,7 @@ impl Reader {
     async fn locate(&self, search: &mut Search) {
         search.is_located = true;
         let found = self.catalog.locate_first(&search.id, &mut search.by_runs);
-        match found.await {
+        match Box::pin(found).await {
             Ok(found) => {
                 let found = found.into_iter().map(Box::new);
                 search.sources.extend(found.map(Source::Bucket));
@@ -389,7 +389,7 @@ impl Reader {
             }
             loop {
                 let next = self.catalog.next_by_runs(&search.id, &mut search.by_runs);
-                match next.await {
+                match Box::pin(next).await {
                     Ok(Some(found)) => {
                         let found = found.into_iter().map(Box::new);
                         search.sources.extend(found.map(Source::Bucket));

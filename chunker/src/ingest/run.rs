@@ -305,7 +305,7 @@ pub(super) async fn name(
         }
     }
     if !asked.is_empty() {
-        ask_runs(&session.shared, &mut all, asked).await;
+        Box::pin(ask_runs(&session.shared, &mut all, asked)).await;
     }
     Ok(all)
 }
@@ -377,7 +377,9 @@ async fn settle(shared: &Runtime, id: &Id, mut found: Found) -> Option<PackName>
     loop {
         let damaged = match found {
             Ok(found) => return found,
-            Err(Unsettled::Runs) if is_repeated => return shared.catalog.ask_briefly(id).await,
+            Err(Unsettled::Runs) if is_repeated => {
+                return Box::pin(shared.catalog.ask_briefly(id)).await;
+            }
             Err(Unsettled::Runs) => {
                 // Another blob may have led to the pack of this one meanwhile.
                 is_repeated = true;

@@ -38,7 +38,7 @@ fn listed(number: u64, class: Class) -> PackRecord {
 /// Returns a data pack of one blob.
 fn single(number: u64) -> PackRecord {
     let mut footer = FooterBuilder::new();
-    footer.push(100, [(Kind::Chunk, 100, prefix(number))].into_iter());
+    footer.push(100, [(Kind::Chunk, 100, prefix(number))]);
     PackRecord {
         footer: footer.finish().expect("small"),
         ..listed(number, Class::DataPack)
@@ -137,7 +137,7 @@ async fn index_objects_become_runs_and_runs_become_one() {
 async fn a_run_names_the_packs_of_its_range_alone() {
     let bucket = Bucket::empty();
     let none = HashSet::new();
-    let packs: Vec<PackRecord> = (0..200).map(|number| single(number)).collect();
+    let packs: Vec<PackRecord> = (0..200).map(single).collect();
     let mut named = 0;
     for (number, range) in halves().into_iter().enumerate() {
         let inputs = vec![MergeInput::Packs(packs.iter().collect())];

@@ -323,3 +323,18 @@ async fn runs_of_none(world: &mut World) -> Vec<RunRef> {
     world.commit(&ingest).await;
     runs_named(world, 97).await
 }
+
+#[tokio::test]
+async fn a_run_that_lacks_records_hides_no_blob() {
+    let (world, stored, file) = world_with_copies(95).await;
+    let (mut other, _, _) = world_with_copies(95).await;
+    let runs = runs_of_none(&mut other).await;
+    for key in keys_of(&runs) {
+        world.bucket.overwrite(&key, other.bucket.bytes(&key));
+    }
+    let content_store = by_runs(&world, &runs).await;
+    content_store.renew_by(Newest::of(covered(&world, &runs, &[])));
+    let read = read_file(&content_store, &stored).await.expect("reads");
+    assert!(read == file);
+    assert!(index_downloads(&world) > 0);
+}

@@ -5,6 +5,7 @@
 //! roots, sessions or files: the caller says which index objects are current.
 
 mod pinning;
+mod prefetching;
 mod read;
 
 use std::collections::HashSet;
@@ -36,6 +37,7 @@ use crate::workers::Workers;
 
 pub use crate::config::{Compression, ContentStoreConfig};
 pub use pinning::{PinFacts, PinPlan, PinProgress};
+pub use prefetching::{PrefetchCounts, PrefetchList};
 pub use read::Prefetch;
 
 /// Loads the newest root's index when an object is not where the current index says

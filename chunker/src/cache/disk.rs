@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use bytes::Bytes;
 use lru::LruCache;
 use parking_lot::Mutex;
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, SeekFrom};
 
 use crate::crypto::NONCE_LEN;
 use crate::pack::PackName;
@@ -147,6 +147,18 @@ impl DiskCache {
                 None
             }
         }
+    }
+
+    /// Returns true if a range of a pack was probably written: its blocks are on disk. Only a read
+    /// that verifies the bytes proves it.
+    pub(crate) fn holds(&self, name: PackName, range: &Range<u64>) -> bool {
+        let is_written = |file: &File| {
+            let hole = rustix::fs::seek(file, SeekFrom::Hole(range.start));
+            hole.is_ok_and(|hole| hole >= range.end)
+        };
+        self.file_for_reading(name)
+            .as_deref()
+            .is_some_and(is_written)
     }
 
     /// Writes parts of a pack, each an offset in bytes and its bytes. Errors are handled here: the

@@ -155,6 +155,23 @@ impl Reader {
         self.chunks(&resolved, Urgency::Ahead).await;
     }
 
+    /// Returns the chunks that pieces need, in their order, some of them several times. For a piece
+    /// whose segment cannot be read, returns the reason.
+    pub(super) async fn chunks_in(
+        self: &Arc<Self>,
+        pieces: &[Piece],
+        urgency: Urgency,
+    ) -> Vec<Result<Id, ContentError>> {
+        let mut chunks = Vec::new();
+        for parts in self.resolve(pieces, urgency).await {
+            match parts {
+                Ok(parts) => chunks.extend(parts.into_iter().map(|part| Ok(part.id))),
+                Err(error) => chunks.push(Err(error)),
+            }
+        }
+        chunks
+    }
+
     /// Returns for each piece the parts of chunks that it consists of.
     async fn resolve(
         self: &Arc<Self>,

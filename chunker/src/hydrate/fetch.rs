@@ -222,7 +222,10 @@ impl Reader {
             .map(|errand| region(&errand.location))
             .collect();
         let class = trip.candidate.location.class;
-        if class == Class::MetadataPack || self.is_returned_to(&regions, &errands) {
+        // Prefetches name what they need. A prefetch that returns to a region would bring all of it.
+        let is_waited_for = trip.urgency.get() == Urgency::Now;
+        if class == Class::MetadataPack || is_waited_for && self.is_returned_to(&regions, &errands)
+        {
             self.add_neighbours(&trip, &regions, &mut errands);
         }
         let frames: Vec<Range<u64>> = errands

@@ -35,6 +35,9 @@ pub(super) type Answers = HashMap<FrameKey, FrameAnswer>;
 /// A region of a pack that holds frames: the pack, and the number of the region in it.
 pub(super) type Region = (PackName, u64);
 
+/// Divisor of the memory of fetches: one part of this many is for lists of prefetches.
+const PREFETCH_SHARE: u64 = 2;
+
 /// Divisor of the memory of fetches: one part of this many is for what is pinned.
 const HYDRATION_SHARE: u64 = 4;
 
@@ -76,6 +79,8 @@ pub(crate) struct Reader {
     pub(crate) pending: RwLock<Vec<PendingBlobs>>,
     /// Bounds the bytes of files that prefetches have requested.
     pub(crate) prefetch_gate: ByteGate,
+    /// Bounds the memory of what lists of prefetches fetch. It is a part of that of all fetches.
+    pub(crate) prefetch_memory: ByteGate,
     /// Bounds the memory of what is fetched for pins. It is a part of that of all fetches.
     pub(super) hydration_gate: ByteGate,
 }
@@ -115,6 +120,7 @@ impl Reader {
             pins: parts.pins,
             saves_requests: parts.saves_requests,
             prefetch_gate: ByteGate::new(parts.fetch_gate.capacity()),
+            prefetch_memory: ByteGate::new(parts.fetch_gate.capacity() / PREFETCH_SHARE),
             hydration_gate: ByteGate::new(parts.fetch_gate.capacity() / HYDRATION_SHARE),
             fetch_gate: parts.fetch_gate,
             frames: MemoryCache::new(parts.cache_bytes - segment_bytes),
@@ -139,6 +145,11 @@ impl Reader {
             let counters = &self.link.counters;
             heed(pins, &self.catalog, self.disk.as_deref(), counters);
         }
+    }
+
+    /// Returns true if the frame is in memory.
+    pub(crate) fn has_in_memory(&self, key: &FrameKey) -> bool {
+        self.frames.get(key).is_some()
     }
 
     /// Returns the opener of the pack that holds this copy.

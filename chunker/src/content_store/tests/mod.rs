@@ -8,6 +8,7 @@ mod delivered;
 mod faults;
 mod finishes;
 mod pinned;
+mod prefetched;
 mod relying;
 mod runs;
 mod runs_lost;

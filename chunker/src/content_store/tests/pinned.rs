@@ -8,7 +8,10 @@ use super::*;
 use crate::pins::{Pin, PinError};
 
 /// Stores incompressible files. Returns them as pieces, and as the blobs that reads of them need.
-async fn stored(world: &mut World, lengths: &[usize]) -> (Vec<Vec<Piece>>, Vec<(Kind, Id)>) {
+pub(super) async fn stored(
+    world: &mut World,
+    lengths: &[usize],
+) -> (Vec<Vec<Piece>>, Vec<(Kind, Id)>) {
     let store = world.loaded().await;
     let ingest = world.ingest(&store);
     let mut files = Vec::new();
@@ -27,7 +30,7 @@ async fn stored(world: &mut World, lengths: &[usize]) -> (Vec<Vec<Piece>>, Vec<(
 }
 
 /// Returns the blobs that reads of a file need.
-async fn blobs_of(store: &ContentStore, file: &[Piece]) -> Vec<(Kind, Id)> {
+pub(super) async fn blobs_of(store: &ContentStore, file: &[Piece]) -> Vec<(Kind, Id)> {
     let mut blobs = Vec::new();
     for piece in file {
         match piece.target {
@@ -43,14 +46,18 @@ async fn blobs_of(store: &ContentStore, file: &[Piece]) -> Vec<(Kind, Id)> {
 }
 
 /// Pins blobs and brings them.
-async fn pin(store: &ContentStore, blobs: &[(Kind, Id)], text: &'static [u8]) -> Arc<Pin> {
+pub(super) async fn pin(
+    store: &ContentStore,
+    blobs: &[(Kind, Id)],
+    text: &'static [u8],
+) -> Arc<Pin> {
     let mut plan = store.plan_pin();
     plan.add(blobs).await.expect("all are known");
     let pin = store.pin(plan, Bytes::from_static(text)).await;
     pin.expect("it fits")
 }
 
-async fn bring(store: &ContentStore, pin: &Arc<Pin>) -> (u64, u64) {
+pub(super) async fn bring(store: &ContentStore, pin: &Arc<Pin>) -> (u64, u64) {
     let progress = PinProgress::default();
     store.bring(pin, &progress).await.expect("is brought");
     (
@@ -59,7 +66,7 @@ async fn bring(store: &ContentStore, pin: &Arc<Pin>) -> (u64, u64) {
     )
 }
 
-fn cached_world(seed: u64) -> (World, tempfile::TempDir) {
+pub(super) fn cached_world(seed: u64) -> (World, tempfile::TempDir) {
     let mut world = World::new(seed, true);
     let directory = tempfile::tempdir().expect("a directory");
     world.cache_dir = Some(directory.path().to_owned());
@@ -67,7 +74,7 @@ fn cached_world(seed: u64) -> (World, tempfile::TempDir) {
 }
 
 /// Removes the disk cache of everything that was read so far, and not the pins.
-fn without_cache(directory: &tempfile::TempDir) {
+pub(super) fn without_cache(directory: &tempfile::TempDir) {
     for repository in std::fs::read_dir(directory.path())
         .expect("lists")
         .flatten()

@@ -1,0 +1,221 @@
+//! Prefetches of a long list of pieces: frames that will probably be asked for soon.
+//!
+//! Owns which frames of a list are fetched, each once, and the share of the cache that a list may
+//! fill. Does not own how frames are fetched (`hydrate`), nor why a piece is in the list.
+//!
+//! A list is a hint. What it names wrongly costs bytes, up to that share, and nothing else.
+
+use std::collections::HashSet;
+
+use bkfs_store::urgency::Urgency;
+use parking_lot::Mutex;
+
+use super::ContentStore;
+use crate::catalog::{Candidate, Location, RunSearch};
+use crate::error::ContentError;
+use crate::extent::Piece;
+use crate::hydrate::{FrameKey, Source};
+use crate::id::Id;
+
+/// Divisor of the cache: a list fills at most one part of this many of what pins leave.
+const CACHE_SHARE: u64 = 2;
+
+/// Divisor of the memory of all lists: the frames of one group take at most one part of this many.
+const GROUP_SHARE: u64 = 4;
+
+/// A list that is being prefetched.
+#[derive(Debug)]
+pub struct PrefetchList {
+    content_store: ContentStore,
+    limit: u64,
+    taken: Mutex<Taken>,
+}
+
+/// What was taken from a list so far.
+#[derive(Debug, Default)]
+struct Taken {
+    frames: HashSet<FrameKey>,
+    /// What these frames take of the cache, in bytes.
+    cost: u64,
+    counts: PrefetchCounts,
+    is_full: bool,
+}
+
+/// How far a list is prefetched, in bytes of the stored lengths of frames.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PrefetchCounts {
+    /// Frames that were in a cache.
+    pub found_bytes: u64,
+    /// Frames that were fetched.
+    pub fetched_bytes: u64,
+    /// Number of frames that could not be read. A later read of them meets the error again.
+    pub failed_frames: u64,
+}
+
+impl ContentStore {
+    /// Returns an empty list. Its frames fill at most half of the cache that pins leave: of the
+    /// cache on disk, or of the one in memory if there is no other.
+    pub fn prefetch_list(&self) -> PrefetchList {
+        let (pinned, cache_bytes) = self.pinned_bytes();
+        let room = match self.keeps_on_disk() {
+            true => cache_bytes.saturating_sub(pinned),
+            false => self.config().memory.cache_bytes,
+        };
+        PrefetchList {
+            content_store: self.clone(),
+            limit: room / CACHE_SHARE,
+            taken: Mutex::default(),
+        }
+    }
+
+    /// Returns a handle whose reads give way to reads for which a caller waits.
+    pub fn ahead(&self) -> ContentStore {
+        ContentStore {
+            urgency: Urgency::Ahead,
+            ..self.clone()
+        }
+    }
+
+    /// Returns true if fetched frames are written to a cache on disk.
+    fn keeps_on_disk(&self) -> bool {
+        let reader = &self.shared.reader;
+        reader.disk.is_some() && reader.saves_requests
+    }
+}
+
+impl PrefetchList {
+    /// Fetches the frames that `pieces` need and that are in no cache. Reads for which a caller
+    /// waits come before. Returns false once the share of the cache is full: nothing more is
+    /// fetched then.
+    ///
+    /// Cancel safety: dropped, it leaves the fetches that it began to end alone.
+    ///
+    /// # Errors
+    /// [`ContentError::Store`] or [`ContentError::Stalled`] if the store fails. Pieces that are
+    /// damaged or missing are passed over.
+    pub async fn bring(&self, pieces: &[Piece]) -> Result<bool, ContentError> {
+        let reader = &self.content_store.shared.reader;
+        let chunks = reader.chunks_in(pieces, Urgency::Ahead).await;
+        let mut wanted = Vec::new();
+        for chunk in chunks {
+            if self.taken.lock().is_full {
+                break;
+            }
+            let copies = match chunk {
+                Ok(id) => self.copies(&id).await,
+                Err(error) => Err(error),
+            };
+            match copies {
+                Ok(copies) => wanted.extend(self.take(copies)),
+                Err(error) if is_of_the_store(&error) => return Err(error),
+                Err(_) => {}
+            }
+        }
+        let largest = reader.prefetch_memory.capacity() / GROUP_SHARE;
+        for group in grouped(wanted, largest) {
+            self.fetch(group).await?;
+        }
+        Ok(!self.taken.lock().is_full)
+    }
+
+    /// Returns how far the list is prefetched.
+    pub fn counts(&self) -> PrefetchCounts {
+        self.taken.lock().counts
+    }
+
+    async fn copies(&self, id: &Id) -> Result<Vec<Candidate>, ContentError> {
+        let catalog = &self.content_store.shared.catalog;
+        let located = catalog.locate(id).await?;
+        if !located.is_empty() {
+            return Ok(located);
+        }
+        let found = catalog.next_by_runs(id, &mut RunSearch::default()).await?;
+        Ok(found.unwrap_or_default())
+    }
+
+    /// Returns the copy to fetch; none if one is in a cache or was taken before, or if the share is
+    /// full.
+    fn take(&self, copies: Vec<Candidate>) -> Option<Candidate> {
+        let mut taken = self.taken.lock();
+        let is_taken = |copy: &Candidate| taken.frames.contains(&copy.location.key());
+        if copies.iter().any(is_taken) {
+            return None;
+        }
+        if let Some(copy) = copies.iter().find(|copy| self.is_cached(&copy.location)) {
+            taken.frames.insert(copy.location.key());
+            taken.counts.found_bytes += u64::from(copy.location.length);
+            return None;
+        }
+        let copy = copies.into_iter().next()?;
+        let cost = match self.content_store.keeps_on_disk() {
+            true => u64::from(copy.location.length),
+            false => u64::from(copy.location.raw_length),
+        };
+        if taken.cost + cost > self.limit {
+            taken.is_full = true;
+            return None;
+        }
+        taken.cost += cost;
+        taken.frames.insert(copy.location.key());
+        Some(copy)
+    }
+
+    fn is_cached(&self, location: &Location) -> bool {
+        let reader = &self.content_store.shared.reader;
+        let holds = |range| {
+            let pins = reader.pins.as_ref();
+            let pinned = pins.is_some_and(|pins| pins.frames().holds(location.pack, &range));
+            let disk = reader.disk.as_ref();
+            pinned || disk.is_some_and(|disk| disk.holds(location.pack, &range))
+        };
+        reader.has_in_memory(&location.key()) || holds(location.range())
+    }
+
+    async fn fetch(&self, group: Vec<Candidate>) -> Result<(), ContentError> {
+        let reader = &self.content_store.shared.reader;
+        let memory = group.iter().map(|copy| copy.location.memory()).sum();
+        let _room = reader.prefetch_memory.reserve(memory).await;
+        let lengths: Vec<(FrameKey, u32)> = group
+            .iter()
+            .map(|copy| (copy.location.key(), copy.location.length))
+            .collect();
+        let sources = group.into_iter().map(Box::new).map(Source::Bucket);
+        let answers = reader.frames(sources.collect(), Urgency::Ahead).await;
+        let mut failure = None;
+        let mut taken = self.taken.lock();
+        for (key, length) in lengths {
+            match answers.get(&key) {
+                Some(Ok(_)) => taken.counts.fetched_bytes += u64::from(length),
+                Some(Err(error)) if is_of_the_store(error) => failure = Some(error.clone()),
+                _ => taken.counts.failed_frames += 1,
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+}
+
+/// Returns true if the store did not answer as needed, so that further requests would fail as well.
+fn is_of_the_store(error: &ContentError) -> bool {
+    matches!(error, ContentError::Store(_) | ContentError::Stalled { .. })
+}
+
+/// Divides copies into groups of at most `largest` bytes of memory, in order. A larger frame is a
+/// group of its own.
+fn grouped(copies: Vec<Candidate>, largest: u64) -> Vec<Vec<Candidate>> {
+    let mut groups: Vec<Vec<Candidate>> = Vec::new();
+    let mut room = 0;
+    for copy in copies {
+        let memory = copy.location.memory();
+        match groups.last_mut() {
+            Some(group) if memory <= room => {
+                room -= memory;
+                group.push(copy);
+            }
+            _ => {
+                room = largest.saturating_sub(memory);
+                groups.push(vec![copy]);
+            }
+        }
+    }
+    groups
+}

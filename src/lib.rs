@@ -33,6 +33,7 @@ pub mod root;
 pub mod schedule;
 pub mod stats;
 pub mod stream;
+pub mod trace;
 pub mod tree;
 pub mod units;
 pub mod vfs;

@@ -19,7 +19,7 @@ pub mod merge;
 pub mod node;
 mod path;
 pub mod source;
-mod varint;
+pub(crate) mod varint;
 
 pub use apply::{apply, empty};
 pub use diff::{Diff, Difference};

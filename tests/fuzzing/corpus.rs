@@ -83,6 +83,7 @@ pub fn of(name: &str) -> Vec<Vec<u8>> {
         "pattern" => patterns(),
         "answer" => texts(ANSWERS),
         "archive" => archives(),
+        "trace" => frozen("trace"),
         other => panic!("the body {other} has no corpus"),
     }
 }

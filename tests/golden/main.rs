@@ -9,6 +9,7 @@
 
 mod chunker;
 mod root;
+mod trace;
 mod tree;
 
 use std::path::PathBuf;

@@ -50,6 +50,10 @@ pub const PURE: &[&str] = &[
     "src/root/wire",
     "src/root/snapshots",
     "src/root/volumes",
+    "src/trace/coverage",
+    "src/trace/format",
+    "src/trace/plan",
+    "src/trace/recorder",
 ];
 
 /// Paths that a pure module may not name.

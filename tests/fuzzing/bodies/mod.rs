@@ -13,6 +13,7 @@ pub mod root;
 pub mod run;
 pub mod seal;
 pub mod text;
+pub mod trace;
 pub mod tree;
 
 use bkfs_chunker::crypto::{Class, Features, Keyring, RepositoryId, Secrets, SlotName};
@@ -65,6 +66,7 @@ pub const BODIES: &[Body] = &[
     body("pattern", text::pattern),
     body("answer", text::answer),
     body("archive", archive::archive),
+    body("trace", trace::trace),
 ];
 
 /// Runs the body with this name.

@@ -4,17 +4,15 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use tokio::process::Command;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::control::MountClient;
 use crate::cli::hooks::Hooks;
 use crate::cli::options::Global;
-use crate::cli::output::{Code, Failure, Output, complain};
+use crate::cli::output::{Code, Failure, Output};
 use crate::cli::patience::{self, Interrupt, Waited};
 use crate::cli::runtime::block_on;
 use crate::cli::snapshot::interrupted;
-use crate::cli::tool::{code_of, code_without_start};
+use crate::cli::tool::run_tool;
 use crate::environment::Environment;
 use crate::when::filled;
 
@@ -206,46 +204,4 @@ fn require_same(mount: &MountClient, before: &Seen) -> Result<(), Failure> {
         return Ok(());
     };
     Err(Failure::new(message).hint("Run the backup again."))
-}
-
-/// Runs the tool to its end with this process's input and output. Returns its exit code as a shell
-/// reports it.
-///
-/// SIGTERM and SIGHUP are passed on, and the tool ends first. SIGINT and SIGQUIT come from the
-/// terminal, which sends them to the tool as well.
-async fn run_tool(command: &[OsString]) -> Result<i32, Failure> {
-    let name = command[0].to_string_lossy();
-    let no_signals = |error: std::io::Error| Failure::new(format!("signals: {error}"));
-    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
-    let mut hangup = signal(SignalKind::hangup()).map_err(no_signals)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
-    let mut quit = signal(SignalKind::quit()).map_err(no_signals)?;
-    let mut child = match Command::new(&command[0]).args(&command[1..]).spawn() {
-        Ok(child) => child,
-        Err(error) => {
-            complain(format_args!("bkfs: cannot run {name}: {error}"));
-            return Ok(code_without_start(&error));
-        }
-    };
-    let tool = child
-        .id()
-        .and_then(|id| rustix::process::Pid::from_raw(id as i32));
-    let pass_on = |signal| {
-        if let Some(tool) = tool {
-            // It may have ended this very moment.
-            let _ = rustix::process::kill_process(tool, signal);
-        }
-    };
-    loop {
-        tokio::select! {
-            status = child.wait() => {
-                let status = status.map_err(|error| Failure::new(format!("{name}: {error}")))?;
-                return Ok(code_of(status));
-            }
-            _ = terminate.recv() => pass_on(rustix::process::Signal::TERM),
-            _ = hangup.recv() => pass_on(rustix::process::Signal::HUP),
-            _ = interrupt.recv() => {}
-            _ = quit.recv() => {}
-        }
-    }
 }

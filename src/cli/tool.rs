@@ -1,8 +1,14 @@
-//! The exit codes of a tool that bkfs runs, as a shell reports them.
+//! A tool that bkfs runs, and its exit code as a shell reports it.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+
+use tokio::process::Command;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cli::output::{Failure, complain};
 
 /// The exit codes of env(1) and similar tools for a command that is there and cannot be run, and
 /// for one that is not there.
@@ -23,6 +29,51 @@ pub fn code_without_start(error: &io::Error) -> i32 {
     match error.kind() {
         io::ErrorKind::NotFound => NOT_FOUND,
         _ => NOT_RUNNABLE,
+    }
+}
+
+/// Runs the tool to its end with this process's input and output. Returns its exit code as a shell
+/// reports it; 126 or 127 if it cannot be run.
+///
+/// SIGTERM and SIGHUP are passed on, and the tool ends first. SIGINT and SIGQUIT come from the
+/// terminal, which sends them to the tool as well.
+///
+/// # Errors
+/// Exit code 1 if signals cannot be received, or the tool cannot be watched.
+pub async fn run_tool(command: &[OsString]) -> Result<i32, Failure> {
+    let name = command[0].to_string_lossy();
+    let no_signals = |error: std::io::Error| Failure::new(format!("signals: {error}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(no_signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
+    let mut quit = signal(SignalKind::quit()).map_err(no_signals)?;
+    let mut child = match Command::new(&command[0]).args(&command[1..]).spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            complain(format_args!("bkfs: cannot run {name}: {error}"));
+            return Ok(code_without_start(&error));
+        }
+    };
+    let tool = child
+        .id()
+        .and_then(|id| rustix::process::Pid::from_raw(id as i32));
+    let pass_on = |signal| {
+        if let Some(tool) = tool {
+            // It may have ended this very moment.
+            let _ = rustix::process::kill_process(tool, signal);
+        }
+    };
+    loop {
+        tokio::select! {
+            status = child.wait() => {
+                let status = status.map_err(|error| Failure::new(format!("{name}: {error}")))?;
+                return Ok(code_of(status));
+            }
+            _ = terminate.recv() => pass_on(rustix::process::Signal::TERM),
+            _ = hangup.recv() => pass_on(rustix::process::Signal::HUP),
+            _ = interrupt.recv() => {}
+            _ = quit.recv() => {}
+        }
     }
 }
 

@@ -43,12 +43,15 @@ pub struct Hydrate {
     /// Directories or files below MOUNTPOINT (default: all of it)
     paths: Vec<PathBuf>,
     /// Give up what is pinned there: the cache may evict it
-    #[arg(long, conflicts_with = "check")]
+    #[arg(long, conflicts_with_all = ["check", "trace"])]
     unpin: bool,
     /// Prove that all of what is pinned there is in the cache: read it while the store must not be
     /// asked
-    #[arg(long)]
+    #[arg(long, conflicts_with = "trace")]
     check: bool,
+    /// Fetch only the places that this trace tells, by rank, and pin nothing (bkfs trace)
+    #[arg(long, value_name = "NAME", conflicts_with = "paths")]
+    trace: Option<String>,
 }
 
 /// Brings trees into the cache and waits for the end, gives them up, or checks them.
@@ -58,6 +61,9 @@ pub struct Hydrate {
 /// after Ctrl-C: the mount goes on. With `--check`, exit code 13 if something is not in the cache.
 pub fn run(command: Hydrate, _: &Global, output: &Output) -> Result<(), Failure> {
     let mount = MountClient::find(&command.mountpoint)?;
+    if let Some(name) = &command.trace {
+        return replay(&mount, name, output);
+    }
     let paths = paths_of(&mount, &command)?;
     let paths = json!({ "paths": paths });
     let interrupt = Interrupt::hear()?;
@@ -71,11 +77,36 @@ pub fn run(command: Hydrate, _: &Global, output: &Output) -> Result<(), Failure>
     }
     let begun = ask(&mount, &json!({ "hydrate": paths }), &interrupt)?;
     let number = begun["task"].as_u64().unwrap_or_default();
-    let last = wait(&mount, number, &interrupt, output)?;
+    let last = wait(&mount, ("hydration", number), &interrupt, output)?;
     if matches!(last["phase"].as_str(), Some("planning" | "fetching")) {
         return Err(interrupted(&mount, &last));
     }
     output.result(&last, || hydrated(&last))
+}
+
+/// Lets the mount replay a trace, and waits for the end.
+fn replay(mount: &MountClient, name: &str, output: &Output) -> Result<(), Failure> {
+    let interrupt = Interrupt::hear()?;
+    let begun = ask(mount, &json!({ "replay": name }), &interrupt)?;
+    let number = begun["task"].as_u64().unwrap_or_default();
+    let last = wait(mount, ("replayed", number), &interrupt, output)?;
+    if last["phase"] != "done" {
+        let done = bytes(count(&last, "done_bytes"));
+        let message = format!("interrupted: the mount goes on; {done} are done with");
+        return Err(Failure::new(message).code(Code::Unknown));
+    }
+    if last["full"] == true {
+        output.warning("a trace fills at most half of the cache: the rest was not fetched");
+    }
+    output.result(&last, || {
+        format!(
+            "{} of files that trace {name} tells: {} fetched, {} found in the cache, {}",
+            bytes(count(&last, "done_bytes")),
+            bytes(count(&last, "fetched_bytes")),
+            bytes(count(&last, "found_bytes")),
+            units::duration(count(&last, "seconds")),
+        )
+    })
 }
 
 /// Returns the paths from the mount point on, in base64.
@@ -121,7 +152,7 @@ fn ask(mount: &MountClient, request: &Value, interrupt: &Interrupt) -> Result<Va
 /// Shows how far the task is until it has ended or Ctrl-C is heard. Returns what was told last.
 fn wait(
     mount: &MountClient,
-    number: u64,
+    (word, number): (&'static str, u64),
     interrupt: &Interrupt,
     output: &Output,
 ) -> Result<Value, Failure> {
@@ -132,7 +163,7 @@ fn wait(
         let bar = Progress::follow(output, move || position(&shown.lock()));
         let looking = tokio::task::spawn_blocking(move || {
             loop {
-                let told = client.request(&json!({ "hydration": number }))?;
+                let told = client.request(&json!({ word: number }))?;
                 let is_over = told["phase"] == "done" || interrupt.is_heard();
                 *noted.lock() = told;
                 if is_over {
@@ -158,7 +189,7 @@ fn count(told: &Value, key: &str) -> u64 {
 
 fn position(told: &Value) -> Position {
     let message = match told["phase"].as_str() {
-        Some("planning") | None => "reading metadata".to_owned(),
+        Some("planning" | "reading") | None => "reading metadata".to_owned(),
         _ => format!("{} were in the cache", bytes(count(told, "found_bytes"))),
     };
     Position {

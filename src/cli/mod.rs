@@ -55,6 +55,7 @@ mod stats;
 mod status;
 mod target;
 mod tool;
+mod trace;
 mod umount;
 mod volume;
 mod volumes;
@@ -115,6 +116,8 @@ enum Command {
     Session(session::Session),
     #[command(subcommand)]
     Volume(volume::VolumeCommand),
+    #[command(subcommand)]
+    Trace(trace::TraceCommand),
     Check(check::Check),
     Copy(copy::Copy),
     Drill(drill::DrillCommand),
@@ -153,6 +156,7 @@ impl Command {
                 | Self::Gc(_)
                 | Self::Session(_)
                 | Self::Volume(_)
+                | Self::Trace(_)
                 | Self::Check(_)
                 | Self::Copy(_)
                 | Self::Drill(_)
@@ -209,8 +213,11 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
     if cli.command.has_log() {
         Log::start_for_command(global.verbose, global.quiet);
     }
-    // `run` opens no repository, and `put` starts its tool with the limit of before.
-    if !matches!(cli.command, Command::Run(_) | Command::Put(_)) {
+    // `run` and `trace record` open no repository, and `put` starts its tool with the limit of before.
+    if !matches!(
+        cli.command,
+        Command::Run(_) | Command::Put(_) | Command::Trace(trace::TraceCommand::Record(_))
+    ) {
         limits::OpenFiles::raise();
     }
     let result = run_command(cli.command, &global, &output);
@@ -229,6 +236,7 @@ fn run_command(command: Command, global: &Global, output: &Output) -> Result<i32
     match command {
         Command::Run(command) => return run::run(command, global, output),
         Command::Drill(command) => return drill::run(command, global, output),
+        Command::Trace(command) => return trace::run(command, global, output),
         Command::Init(command) => init::run(command, global, output),
         Command::Mount(command) => mount::run(command, global, output),
         Command::Umount(command) => umount::run(command, global, output),

@@ -30,6 +30,7 @@ use crate::mounting::{Ending, MountPlan, Mounted};
 use crate::places;
 use crate::repository::Repository;
 use crate::root::snapshots::SnapshotReference;
+use crate::trace::stored::{NONE, load};
 use crate::volumes::reap::{Patience, reap};
 use crate::volumes::scratch_name;
 
@@ -225,7 +226,7 @@ fn bring_up(
         (false, false) if command.init => Use::WriteFirst,
         (false, false) => Use::Write,
     };
-    runtime.block_on(volumes::check(&repository, &volume, kind))?;
+    runtime.block_on(check(&repository, &volume, kind, &settings))?;
     let volume = match &clone_of {
         Some(_) => name_of_clone(&settings, &repository),
         None => volume,
@@ -246,6 +247,21 @@ fn bring_up(
     };
     reap_soon(&plan, runtime);
     Ok(plan.mount(runtime)?)
+}
+
+/// Checks the volume, and the trace that the user names: one that cannot be replayed is refused
+/// before the mount.
+async fn check(
+    repository: &Arc<Repository>,
+    volume: &str,
+    kind: Use,
+    settings: &Settings,
+) -> Result<(), Failure> {
+    volumes::check(repository, volume, kind).await?;
+    if let Some(name) = settings.trace.as_deref().filter(|name| *name != NONE) {
+        load(repository, volume, name).await?;
+    }
+    Ok(())
 }
 
 /// Returns the name of the volume that a mounted clone becomes.

@@ -281,6 +281,43 @@ fn hydration(told: &Value) -> Vec<String> {
     lines
 }
 
+/// Returns how far the replay of a trace is, and how many first reads it came before.
+fn replay(told: &Value) -> Vec<String> {
+    let count = |of: &Value, key: &str| of[key].as_u64().unwrap_or(0);
+    let replay = &told["replay"];
+    let name = replay["name"].as_str().unwrap_or("?");
+    let done = bytes(count(replay, "done_bytes"));
+    let total = bytes(count(replay, "total_bytes"));
+    let fetched = bytes(count(replay, "fetched_bytes"));
+    let first = match replay["phase"].as_str() {
+        Some("reading") => "trace        is being read".to_owned(),
+        Some("fetching") => {
+            let left = match replay["seconds_left"].as_u64() {
+                Some(left) => format!(", {} left", units::duration(left)),
+                None => String::new(),
+            };
+            let rate = bytes(count(replay, "bytes_per_second"));
+            format!("trace        {name}: {done} of {total} of files, {rate}/s fetched{left}")
+        }
+        Some("done") => format!("trace        {name}: {total} of files, {fetched} fetched"),
+        Some("failed") => {
+            let error = replay["error"].as_str().unwrap_or("?");
+            format!("trace        ended at {done} of {total} of files: {error}")
+        }
+        _ => return Vec::new(),
+    };
+    let mut lines = vec![first];
+    let touches = &told["touches"];
+    let reads = count(touches, "first_touches");
+    if reads > 0 {
+        let hits = count(touches, "hits");
+        lines.push(format!(
+            "             {hits} of {reads} first reads came after it"
+        ));
+    }
+    lines
+}
+
 /// Returns the command that comes next if something is wrong; nothing if all is well.
 fn next(status: &Value) -> Option<String> {
     let place = status["mount_point"].as_str().unwrap_or("MOUNTPOINT");
@@ -366,6 +403,7 @@ fn text(status: &Value, rate: Option<u64>, now: i64, has_counters: bool) -> Stri
     lines.splice(1..1, store(&status["store"]));
     lines.extend(scrub(&status["scrub"]));
     lines.extend(hydration(&status["hydration"]));
+    lines.extend(replay(&status["trace"]));
     lines.extend(spools(status));
     lines.extend(files(status, "lost"));
     lines.extend(files(status, "pending"));
@@ -451,6 +489,31 @@ mod tests {
                 "             4.00 MiB of the 1.00 GiB of the cache are pinned",
                 "hydrating    1.00 MiB of 3.00 MiB, 1.00 MiB/s, 2 seconds left",
             ]
+        );
+    }
+
+    #[test]
+    fn how_far_a_replay_is_and_what_it_served() {
+        assert_eq!(replay(&json!({ "replay": null, "touches": null })), [""; 0]);
+        let told = json!({
+            "replay": {
+                "name": "warm", "phase": "fetching", "done_bytes": 1 << 20,
+                "total_bytes": 3 << 20, "fetched_bytes": 2 << 20,
+                "bytes_per_second": 1 << 20, "seconds_left": 2,
+            },
+            "touches": { "first_touches": 40, "hits": 38 },
+        });
+        let lines = replay(&told);
+        let first = "trace        warm: 1.00 MiB of 3.00 MiB of files, 1.00 MiB/s fetched, \
+                     2 seconds left";
+        assert_eq!(
+            lines,
+            [first, "             38 of 40 first reads came after it"]
+        );
+        let failed = json!({ "replay": { "phase": "failed", "error": "gone" } });
+        assert_eq!(
+            replay(&failed),
+            ["trace        ended at 0 B of 0 B of files: gone"]
         );
     }
 

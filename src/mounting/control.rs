@@ -19,6 +19,7 @@ use crate::mounting::placing::{Paths, Shown};
 use crate::mounting::scrubbing::Scrubbing;
 use crate::mounting::spooling::SpoolNews;
 use crate::mounting::supervisor::MountSupervisor;
+use crate::mounting::traces::Traces;
 use crate::mounting::waiting::Waiting;
 use crate::outage::fails_in;
 use crate::repository::Repository;
@@ -63,6 +64,8 @@ pub struct MountControl {
     pub(super) shown: Shown,
     /// Trees that are brought into the cache.
     pub(super) hydrating: Hydrating,
+    /// What is recorded and replayed.
+    pub(super) traces: Traces,
     /// Background verification, if it was requested.
     pub(super) scrubbing: Option<Arc<Scrubbing>>,
     /// This process.
@@ -99,6 +102,14 @@ enum Request {
     Unpin(Paths),
     /// Read it without the store.
     Proof(Paths),
+    /// How much was read first.
+    Touches {},
+    /// Store it as the trace of this name.
+    Record(String),
+    /// Fetch what the trace of this name tells.
+    Replay(String),
+    /// How far the replay with this number is.
+    Replayed(u64),
 }
 
 /// What a snapshot is to be.
@@ -129,6 +140,8 @@ impl MountControl {
         let request = match request {
             Request::Hydrate(_) | Request::Hydration(_) => return Ok(self.hydrate(request).await),
             Request::Unpin(_) | Request::Proof(_) => return Ok(self.hydrate(request).await),
+            Request::Touches {} | Request::Record(_) => return Ok(self.trace(request).await),
+            Request::Replay(_) | Request::Replayed(_) => return Ok(self.trace(request).await),
             request => request,
         };
         let (Some(volume), Some(supervisor)) = (self.current.volume(), &self.supervisor) else {
@@ -178,6 +191,8 @@ impl MountControl {
             Request::Hydrate(_) | Request::Hydration(_) | Request::Unpin(_) | Request::Proof(_) => {
                 Err(VolumeError::Invalid)
             }
+            Request::Touches {} | Request::Record(_) => Err(VolumeError::Invalid),
+            Request::Replay(_) | Request::Replayed(_) => Err(VolumeError::Invalid),
         }
     }
 
@@ -195,6 +210,18 @@ impl MountControl {
         };
         let done = done.await;
         done.unwrap_or_else(|error| error.json(&self.holder.mount_point))
+    }
+
+    /// Carries out a request about traces. Its refusals have codes and hints of their own.
+    async fn trace(&self, request: Request) -> Value {
+        let done = match request {
+            Request::Touches {} => self.traces.touched(),
+            Request::Record(name) => self.traces.record(&name).await,
+            Request::Replay(name) => self.traces.begin(&name).await,
+            Request::Replayed(number) => self.traces.look(number),
+            _ => Ok(Value::Null),
+        };
+        done.unwrap_or_else(|error| error.json())
     }
 
     /// Returns the facts, and the newest snapshot as far as it is known without long waits.
@@ -333,6 +360,7 @@ impl MountControl {
             "version": env!("CARGO_PKG_VERSION"),
             "scrub": self.scrubbing.as_ref().map(|scrubbing| scrubbing.status()),
             "hydration": self.hydrating.status(),
+            "trace": self.traces.status(),
             "metrics": self.counters(),
         })
     }
@@ -492,6 +520,7 @@ impl Control for MountControl {
             lasts,
         );
         self.hydrating.expose(&mut text);
+        self.traces.expose(&mut text);
         if let Some(scrubbing) = &self.scrubbing {
             scrubbing.expose(&mut text);
         }

@@ -29,10 +29,12 @@ use crate::mounting::scrubbing::Scrubbing;
 use crate::mounting::settings::Settings;
 use crate::mounting::spool_place::SpoolPlace;
 use crate::mounting::supervisor::MountSupervisor;
+use crate::mounting::traces::Traces;
 use crate::mounting::writing::{CloneOf, Writing};
 use crate::repository::Repository;
 use crate::root::state::HolderInfo;
 use crate::root::volumes::is_scratch;
+use crate::trace::touches::Touches;
 use crate::vfs::convert::Lifetimes;
 use crate::vfs::live::{Current, Live};
 use crate::vfs::observed::Observed;
@@ -66,6 +68,8 @@ pub mod spooling;
 mod supervisor;
 mod survey;
 pub mod takeover;
+pub mod trace_store;
+mod traces;
 mod waiting;
 mod writer;
 pub mod writing;
@@ -349,6 +353,8 @@ impl MountPlan {
             (None, None) => Lifetimes::FOLLOWING,
         };
         let current = shown.current.clone();
+        let touches = self.clone_of.is_some().then(Arc::<Touches>::default);
+        let traces = self.traces(&current, touches.clone());
         let control: Arc<dyn Control> = Arc::new(Jobs::new(MountControl {
             repository: self.repository.clone(),
             volume_name: self.volume.clone(),
@@ -356,6 +362,7 @@ impl MountPlan {
             supervisor,
             shown,
             hydrating: Hydrating::new(self.repository.content_store.clone()),
+            traces,
             scrubbing,
             holder: self.holder(),
             since: control::time_text(self.repository.environment.clock.now()),
@@ -374,7 +381,17 @@ impl MountPlan {
             },
             dedup: self.settings.dedup,
             observed: self.observed.clone(),
+            touches,
         }
+    }
+
+    /// Returns the traces of the mount, and begins the replay that its options choose.
+    fn traces(&self, current: &Arc<Current>, touches: Option<Arc<Touches>>) -> Traces {
+        let source = self.clone_of.as_ref().map(|source| &source.volume);
+        let volume = source.unwrap_or(&self.volume).clone();
+        let traces = Traces::new(self.repository.clone(), volume, current.clone(), touches);
+        traces.begin_at_mount(self.settings.trace.as_deref());
+        traces
     }
 
     fn writing(&self) -> Writing {

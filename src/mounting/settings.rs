@@ -64,6 +64,8 @@ Mount options (-o NAME=VALUE,…), with the defaults in parentheses:
   as=NAME                with clone=: the name of the volume that the clone becomes, and stays
   scratch                with as=: nothing is promised across a crash, and nothing stored before
                          the unmount unless memory runs short
+  trace=NAME             fetch first what this trace tells (bkfs trace), or none; the newest of the
+                         volume is the default of a clone
   snapshot=NAME          mount only this snapshot: its name, latest or @TIME (@2026-11-23,
                          @yesterday, @2026-11-23T10:00:00Z; UTC)
   ro                     read-only
@@ -106,6 +108,8 @@ pub struct Settings {
     pub clone_as: Option<String>,
     /// `scratch`: fsync promises nothing.
     pub scratch: bool,
+    /// `trace=`: the trace to replay; `None` for the newest one, if the mount is a clone.
+    pub trace: Option<String>,
     /// `close=`.
     pub close: CloseMode,
     /// `dedup=`.
@@ -159,6 +163,7 @@ impl Default for Settings {
             clone: None,
             clone_as: None,
             scratch: false,
+            trace: None,
             close: CloseMode::Bounded,
             dedup: DedupMode::Shared,
             cache_dir: None,
@@ -279,6 +284,7 @@ impl Settings {
             "snapshot" => self.snapshot = Some(text("a snapshot's name, latest or @TIME")?),
             "clone" => self.clone = Some(text("a snapshot's name, latest or @TIME")?),
             "as" => self.clone_as = Some(text("a volume's name")?),
+            "trace" => self.trace = Some(text("a trace's name, or none")?),
             "scratch" if value.is_empty() => self.scratch = true,
             "endpoint" => self.endpoint = Some(text("a URL")?),
             "region" => self.region = Some(text("a region's name")?),

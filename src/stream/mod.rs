@@ -22,6 +22,9 @@ use source::{Blocks, Facts};
 /// Names that a mount shows in its root, and that no file can have there.
 const RESERVED: [&[u8]; 2] = [b".snapshots", b".bkfs"];
 
+/// Bytes in memory that are written to a volume at once.
+const PART_BYTES: usize = 1 << 20;
+
 /// Why a stream did not become a file.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
@@ -210,6 +213,34 @@ pub async fn receive(
             Err(error)
         }
     }
+}
+
+/// Stores bytes that are in memory, as a stream that is whole.
+///
+/// # Errors
+/// [`StreamError::Volume`] if they cannot be stored. Nothing of them is kept then.
+pub async fn deposit(
+    volume: &Arc<Volume>,
+    new: &NewInode,
+    mut bytes: Bytes,
+) -> Result<Received, StreamError> {
+    let inode = volume.begin_deposit(new).await?;
+    let length = bytes.len() as u64;
+    while !bytes.is_empty() {
+        let offset = length - bytes.len() as u64;
+        let part = bytes.split_to(PART_BYTES.min(bytes.len()));
+        if let Err(error) = volume
+            .write(inode, offset, part, WriteOptions::default())
+            .await
+        {
+            abandon(volume, Received { inode, bytes: 0 }).await;
+            return Err(error.into());
+        }
+    }
+    Ok(Received {
+        inode,
+        bytes: length,
+    })
 }
 
 /// Drops a received stream.

@@ -15,6 +15,7 @@ use std::time::Duration;
 use bkfs_fuse::{Errno, Reply};
 use tokio::runtime::Handle as Runtime;
 
+use crate::trace::touches::Touches;
 use crate::tree::item::Attributes;
 use crate::vfs::ancestry::Ancestry;
 use crate::vfs::cache_modes::Modes;
@@ -64,6 +65,7 @@ pub struct Mount {
     modes: Modes,
     hidden: Hidden,
     observed: Arc<Observed>,
+    touches: Option<Arc<Touches>>,
     /// True if every request is answered with EIO.
     is_closed: AtomicBool,
 }
@@ -106,6 +108,8 @@ pub struct MountParts {
     pub dedup: DedupMode,
     /// Where reads and errors are counted.
     pub observed: Arc<Observed>,
+    /// Where the order of first reads is recorded, if it is.
+    pub touches: Option<Arc<Touches>>,
 }
 
 /// The [`Mount`] as the fuse crate calls it.
@@ -129,6 +133,7 @@ impl BkfsVfs {
             modes: Modes::default(),
             hidden: Hidden::default(),
             observed: parts.observed,
+            touches: parts.touches,
             is_closed: AtomicBool::new(false),
         }))
     }

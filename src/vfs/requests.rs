@@ -347,6 +347,9 @@ impl Mount {
         fetch_ahead(file, &view, &range, size);
         let length = range.end - range.start;
         self.observed.note_read(inode, range.start, length);
+        if let (Some(touches), 0) = (&self.touches, file.number.snapshot) {
+            touches.note(inode, range.start, length);
+        }
         Ok(view.read(Scope::Live, inode, range).await?.into())
     }
 

@@ -424,10 +424,24 @@ impl View {
     /// Fetches the contents that a read of `range` will need. This is a hint: errors are ignored
     /// here, and occur again in the read.
     pub async fn fetch_ahead(&self, inode: u64, range: Range<u64>, prefetch: Prefetch) {
-        if let Ok(extents) = self.extents(Scope::Live, inode, range.clone()).await {
-            let (_, pieces) = plan(range, Vec::new(), &extents, None);
+        if let Ok(pieces) = self.stored_pieces(inode, range).await {
             prefetch.bring(&pieces).await;
         }
+    }
+
+    /// Returns the stored contents that a file has in `range`, apart from those of small files that
+    /// the tree holds.
+    ///
+    /// # Errors
+    /// As [`View::extents`].
+    pub async fn stored_pieces(
+        &self,
+        inode: u64,
+        range: Range<u64>,
+    ) -> Result<Vec<Piece>, VolumeError> {
+        let extents = self.extents(Scope::Live, inode, range.clone()).await?;
+        let (_, pieces) = plan(range, Vec::new(), &extents, None);
+        Ok(pieces)
     }
 }
 

@@ -43,5 +43,6 @@ mod scratch;
 mod stalls;
 mod surveyed;
 mod sweeping;
+mod traces;
 mod unread;
 mod windows;

@@ -16,7 +16,7 @@ use crate::collecting::forget;
 use crate::paused::{Mount, World, paused, seconds};
 
 /// Returns a machine whose mounts are clones of snapshot `one` of `main`, as this volume.
-fn cloning(world: &World, volume: &str) -> World {
+pub fn cloning(world: &World, volume: &str) -> World {
     let mut other = with(world, volume);
     other.clone_of = Some(CloneOf {
         volume: "main".to_owned(),

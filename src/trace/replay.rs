@@ -1,0 +1,171 @@
+//! Fetches what a trace names, by rank.
+//!
+//! Owns the order of the batches and what is counted. Reads give way to those of programs, and come
+//! before `bkfs hydrate`. What the tree does not have is passed over.
+
+use std::collections::{HashMap, HashSet};
+
+use bkfs_chunker::content_store::{PrefetchCounts, PrefetchList};
+use bkfs_chunker::error::ContentError;
+use futures::{StreamExt, TryStreamExt};
+use parking_lot::Mutex;
+
+use crate::trace::format::{PAGE_BYTES, Touch, Trace};
+use crate::trace::place::{Found, resolve};
+use crate::trace::plan::{Batch, batches, bytes_of};
+use crate::trace::touches::Touches;
+use crate::volume::error::VolumeError;
+use crate::volume::view::View;
+
+/// Batches that are looked up and fetched concurrently, at most.
+const BATCHES_AT_ONCE: usize = 4;
+
+/// Files that are looked up concurrently.
+const FILES_AT_ONCE: usize = 16;
+
+/// How far a replay is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ReplayCounts {
+    /// Bytes of files that the trace names, as far as the tree has them. They are counted anew as
+    /// files prove to be shorter, or absent.
+    pub total_bytes: u64,
+    /// The part of these bytes that is done with.
+    pub done_bytes: u64,
+    /// Number of files that the tree does not have.
+    pub absent_files: u64,
+    /// Whether the share of the cache is full. Nothing more is fetched then.
+    pub is_full: bool,
+}
+
+/// A replay of one trace.
+pub struct Replay {
+    view: View,
+    trace: Trace,
+    list: PrefetchList,
+    files: Mutex<HashMap<u32, Option<Found>>>,
+    counts: Mutex<ReplayCounts>,
+}
+
+impl Replay {
+    /// Returns a replay of a trace on a tree, which has fetched nothing. `view` reads ahead, and
+    /// `list` is an empty one.
+    pub fn new(view: View, trace: Trace, list: PrefetchList) -> Replay {
+        let counts = ReplayCounts {
+            total_bytes: bytes_of(&trace),
+            ..ReplayCounts::default()
+        };
+        Replay {
+            view,
+            trace,
+            list,
+            files: Mutex::default(),
+            counts: Mutex::new(counts),
+        }
+    }
+
+    /// Fetches what the trace names. `touches` learns what was asked for.
+    ///
+    /// # Errors
+    /// The failure of the store. Damage is passed over: a read of it meets it again.
+    pub async fn run(&self, touches: Option<&Touches>) -> Result<(), VolumeError> {
+        futures::stream::iter(batches(&self.trace).map(Ok))
+            .try_for_each_concurrent(BATCHES_AT_ONCE, |batch| self.bring(batch, touches))
+            .await?;
+        // A range may be cut off at the bound of all.
+        let mut counts = self.counts.lock();
+        counts.total_bytes = match counts.is_full {
+            true => counts.total_bytes,
+            false => counts.done_bytes,
+        };
+        Ok(())
+    }
+
+    /// Returns how far it is.
+    pub fn counts(&self) -> (ReplayCounts, PrefetchCounts) {
+        (*self.counts.lock(), self.list.counts())
+    }
+
+    async fn bring(&self, batch: Batch, touches: Option<&Touches>) -> Result<(), VolumeError> {
+        if self.counts.lock().is_full {
+            return Ok(());
+        }
+        self.look_up(&batch).await?;
+        let mut pieces = Vec::new();
+        let (mut done, mut lacking) = (0, 0);
+        for touch in &batch {
+            let (offset, length) = self.clipped(touch);
+            lacking += touch.pages * PAGE_BYTES - length;
+            done += length;
+            let Some(found) = self.found(touch.file).filter(|_| length > 0) else {
+                continue;
+            };
+            let range = offset..offset + length;
+            match self.view.stored_pieces(found.inode, range).await {
+                Ok(stored) => pieces.extend(stored),
+                Err(error) if is_of_the_store(&error) => return Err(error),
+                Err(_) => continue,
+            }
+            if let Some(touches) = touches {
+                touches.cover(found.inode, offset, length);
+            }
+        }
+        {
+            let mut counts = self.counts.lock();
+            counts.total_bytes = counts.total_bytes.saturating_sub(lacking);
+        }
+        let has_room = self.list.bring(&pieces).await?;
+        let mut counts = self.counts.lock();
+        counts.done_bytes += done;
+        counts.is_full |= !has_room;
+        Ok(())
+    }
+
+    /// Returns the part of a range that its file has, as offset and length.
+    fn clipped(&self, touch: &Touch) -> (u64, u64) {
+        let size = self.found(touch.file).map_or(0, |found| found.size);
+        let offset = touch.page.saturating_mul(PAGE_BYTES);
+        let length = (touch.pages * PAGE_BYTES).min(size.saturating_sub(offset));
+        (offset, length)
+    }
+
+    fn found(&self, file: u32) -> Option<Found> {
+        self.files.lock().get(&file).copied().flatten()
+    }
+
+    /// Looks up the files of a batch that were not looked up before.
+    async fn look_up(&self, batch: &Batch) -> Result<(), VolumeError> {
+        let mut unknown: Vec<u32> = {
+            let known = self.files.lock();
+            let files = batch.iter().map(|touch| touch.file);
+            let unknown: HashSet<u32> = files.filter(|file| !known.contains_key(file)).collect();
+            unknown.into_iter().collect()
+        };
+        unknown.sort_unstable();
+        let look_ups = unknown.into_iter().map(|file| async move {
+            let path = self.trace.paths.get(file as usize);
+            let path = path.map(Vec::as_slice).unwrap_or_default();
+            match resolve(&self.view, path).await {
+                Err(error) if is_of_the_store(&error) => Err(error),
+                found => Ok((file, found.unwrap_or_default())),
+            }
+        });
+        let look_ups = futures::stream::iter(look_ups.collect::<Vec<_>>());
+        let found: Vec<_> = look_ups.buffered(FILES_AT_ONCE).try_collect().await?;
+        let mut known = self.files.lock();
+        for (file, found) in found {
+            if known.insert(file, found).is_none() && found.is_none() {
+                self.counts.lock().absent_files += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns true if the store failed, so that further requests would fail as well.
+fn is_of_the_store(error: &VolumeError) -> bool {
+    let VolumeError::ContentStore(error) = error else {
+        return false;
+    };
+    let cause = error.cause();
+    matches!(cause, ContentError::Store(_) | ContentError::Stalled { .. })
+}

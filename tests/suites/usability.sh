@@ -280,6 +280,15 @@ json_is_as_documented() {
   as_documented 'bkfs snapshots' bkfs snapshots "$repository" --all
   as_documented 'bkfs gc' bkfs gc "$repository"
   as_documented 'bkfs check' bkfs check "$repository"
+  exits 0 mount_at "$repository" "$MNT" -o clone=one
+  cat "$MNT/documented/large" >/dev/null
+  as_documented 'bkfs trace record' bkfs trace record "$MNT" traced
+  as_documented 'bkfs hydrate --trace' bkfs hydrate "$MNT" --trace traced
+  as_documented 'bkfs status' bkfs status "$MNT"
+  exits 0 bkfs umount "$MNT"
+  as_documented 'bkfs trace list' bkfs trace list "$repository"
+  as_documented 'bkfs trace show' bkfs trace show "$repository" traced
+  as_documented 'bkfs trace remove' bkfs trace remove "$repository" traced
   as_documented 'bkfs lock' bkfs lock "$repository"
   exits 0 mount_at "$repository" "$MNT"
   as_documented 'bkfs umount' bkfs umount "$MNT"

@@ -125,10 +125,6 @@ impl PrefetchList {
 
     async fn copies(&self, id: &Id) -> Result<Vec<Candidate>, ContentError> {
         let catalog = &self.content_store.shared.catalog;
-        let located = catalog.locate(id).await?;
-        if !located.is_empty() {
-            return Ok(located);
-        }
         let found = catalog.next_by_runs(id, &mut RunSearch::default()).await?;
         Ok(found.unwrap_or_default())
     }

@@ -27,9 +27,9 @@ const ESTIMATE_MAX: u64 = 1 << 44;
 pub type Record = (Id, CommitRecord);
 
 /// Returns the records of each volume, the best candidate for its last commit first: by number,
-/// then by generation, then by time. Those of a volume that was removed come last, since with older programs a later
-/// volume of the same name counts its commits from 1. Without a later one, the removed volume comes back:
-/// nothing tells whether its removal was made.
+/// then by generation, then by time. Those of a volume that was removed come last, since with older
+/// programs a later volume of the same name counts its commits from 1. Without a later one, the
+/// removed volume comes back: nothing tells whether its removal was made.
 pub fn candidates(records: &[Record]) -> BTreeMap<&str, Vec<&Record>> {
     let removals = removals(records).into_iter();
     let removed = removals.flat_map(|tip| history(records, tip));

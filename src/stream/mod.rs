@@ -20,7 +20,7 @@ pub mod source;
 use source::{Blocks, Facts};
 
 /// Names that a mount shows in its root, and that no file can have there.
-const RESERVED: [&[u8]; 2] = [b".snapshots", b".bkfs"];
+pub const RESERVED: [&[u8]; 2] = [b".snapshots", b".bkfs"];
 
 /// Bytes in memory that are written to a volume at once.
 const PART_BYTES: usize = 1 << 20;
@@ -68,28 +68,11 @@ impl VolumePath {
     /// [`StreamError::Path`] if the path is empty, names a directory, holds `.` or `..`, or begins
     /// with a name of the mount's own.
     pub fn parse(path: &[u8]) -> Result<VolumePath, StreamError> {
-        let wrong = |reason: &str| StreamError::Path {
-            path: path.escape_ascii().to_string(),
-            reason: reason.to_owned(),
-        };
-        let mut names: Vec<Vec<u8>> = path
-            .split(|byte| *byte == b'/')
-            .filter(|name| !name.is_empty())
-            .map(<[u8]>::to_vec)
-            .collect();
         if path.ends_with(b"/") {
-            return Err(wrong("names a directory; give the name of a file"));
+            return Err(wrong(path, "names a directory; give the name of a file"));
         }
-        if names.iter().any(|name| name == b"." || name == b"..") {
-            return Err(wrong("'.' and '..' are no names"));
-        }
-        if names
-            .first()
-            .is_some_and(|name| RESERVED.contains(&name.as_slice()))
-        {
-            return Err(wrong("is the mount's own"));
-        }
-        let name = names.pop().ok_or_else(|| wrong("no name for a file"))?;
+        let mut names = names_of(path)?;
+        let name = (names.pop()).ok_or_else(|| wrong(path, "no name for a file"))?;
         Ok(VolumePath {
             directories: names,
             name,
@@ -109,61 +92,89 @@ impl VolumePath {
     pub async fn check(&self, volume: &Volume) -> Result<(), StreamError> {
         let mut directory = ROOT_INODE;
         for name in &self.directories {
-            match self.find(volume, directory, name).await? {
+            match find(volume, directory, name).await? {
                 Some((inode, true)) => directory = inode,
-                Some(_) => return Err(self.wrong(name, "is not a directory")),
+                Some(_) => return Err(wrong(name, "is not a directory")),
                 None => return Ok(()),
             }
         }
-        match self.find(volume, directory, &self.name).await? {
-            Some((_, true)) => Err(self.wrong(&self.name, "is a directory")),
+        match find(volume, directory, &self.name).await? {
+            Some((_, true)) => Err(wrong(&self.name, "is a directory")),
             _ => Ok(()),
         }
     }
+}
 
-    fn wrong(&self, name: &[u8], reason: &str) -> StreamError {
-        StreamError::Path {
-            path: name.escape_ascii().to_string(),
-            reason: reason.to_owned(),
-        }
+/// Returns the names of a path from the root of the volume; none for the root itself.
+///
+/// # Errors
+/// [`StreamError::Path`] if the path holds `.` or `..`, or begins with a name of the mount's own.
+pub fn names_of(path: &[u8]) -> Result<Vec<Vec<u8>>, StreamError> {
+    let names: Vec<Vec<u8>> = path
+        .split(|byte| *byte == b'/')
+        .filter(|name| !name.is_empty())
+        .map(<[u8]>::to_vec)
+        .collect();
+    if names.iter().any(|name| name == b"." || name == b"..") {
+        return Err(wrong(path, "'.' and '..' are no names"));
     }
+    let first = names.first().map(Vec::as_slice);
+    match first.is_some_and(|name| RESERVED.contains(&name)) {
+        true => Err(wrong(path, "is the mount's own")),
+        false => Ok(names),
+    }
+}
 
-    /// Returns the inode of a name, and whether it is a directory.
-    async fn find(
-        &self,
-        volume: &Volume,
-        directory: u64,
-        name: &[u8],
-    ) -> Result<Option<(u64, bool)>, VolumeError> {
-        let key = volume.name_key(directory, name)?;
-        match volume.view.item(Scope::Live, &key).await? {
-            None => Ok(None),
-            Some(Item::Name { inode, file_type }) => {
-                Ok(Some((inode, file_type == mode::kind(libc::S_IFDIR))))
+fn wrong(path: &[u8], reason: &str) -> StreamError {
+    StreamError::Path {
+        path: path.escape_ascii().to_string(),
+        reason: reason.to_owned(),
+    }
+}
+
+/// Returns the inode of a name, and whether it is a directory.
+async fn find(
+    volume: &Volume,
+    directory: u64,
+    name: &[u8],
+) -> Result<Option<(u64, bool)>, VolumeError> {
+    let key = volume.name_key(directory, name)?;
+    match volume.view.item(Scope::Live, &key).await? {
+        None => Ok(None),
+        Some(Item::Name { inode, file_type }) => {
+            Ok(Some((inode, file_type == mode::kind(libc::S_IFDIR))))
+        }
+        Some(_) => Err(VolumeError::Malformed { inode: directory }),
+    }
+}
+
+/// Returns the directory with these names from the root on; makes the directories that are absent,
+/// with the owner and group of `new`.
+///
+/// # Errors
+/// [`StreamError::Path`] if a name is that of another file; [`StreamError::Volume`] if the volume
+/// cannot be read or changed.
+pub async fn directory(
+    volume: &Volume,
+    names: &[Vec<u8>],
+    new: &NewInode,
+) -> Result<u64, StreamError> {
+    let mut directory = ROOT_INODE;
+    for name in names {
+        directory = match find(volume, directory, name).await? {
+            Some((inode, true)) => inode,
+            Some(_) => return Err(wrong(name, "is not a directory")),
+            None => {
+                let new = NewInode {
+                    mode: libc::S_IFDIR | 0o755,
+                    profile: 0,
+                    ..new.clone()
+                };
+                volume.make(directory, name, new).await?.inode
             }
-            Some(_) => Err(VolumeError::Malformed { inode: directory }),
-        }
+        };
     }
-
-    /// Returns the directory of the file; makes the directories that are absent.
-    async fn directory(&self, volume: &Volume, new: &NewInode) -> Result<u64, StreamError> {
-        let mut directory = ROOT_INODE;
-        for name in &self.directories {
-            directory = match self.find(volume, directory, name).await? {
-                Some((inode, true)) => inode,
-                Some(_) => return Err(self.wrong(name, "is not a directory")),
-                None => {
-                    let new = NewInode {
-                        mode: libc::S_IFDIR | 0o755,
-                        profile: 0,
-                        ..new.clone()
-                    };
-                    volume.make(directory, name, new).await?.inode
-                }
-            };
-        }
-        Ok(directory)
-    }
+    Ok(directory)
 }
 
 /// Returns the attributes of a file that is made of a stream.
@@ -263,7 +274,7 @@ pub async fn keep(
     modified: Timestamp,
 ) -> Result<(), StreamError> {
     let named = async {
-        let directory = place.directory(volume, new).await?;
+        let directory = directory(volume, &place.directories, new).await?;
         let inode = received.inode;
         let named = volume.name_deposit(inode, directory, &place.name, modified);
         Ok(named.await?)
@@ -275,7 +286,12 @@ pub async fn keep(
     result
 }
 
-async fn fill(
+/// Stores all blocks as the contents of a deposit, and returns their length in bytes.
+///
+/// # Errors
+/// [`StreamError::Read`] if the stream cannot be read, [`StreamError::Volume`] if it cannot be
+/// stored.
+pub async fn fill(
     volume: &Arc<Volume>,
     inode: u64,
     blocks: &mut Blocks,
@@ -334,5 +350,12 @@ mod tests {
             assert!(VolumePath::parse(path).is_err(), "{}", path.escape_ascii());
         }
         assert!(VolumePath::parse(b"a/.snapshots").is_ok());
+    }
+
+    #[test]
+    fn the_root_has_no_names() {
+        assert!(names_of(b"/").unwrap().is_empty());
+        assert_eq!(names_of(b"/a//b/").unwrap(), [b"a", b"b"]);
+        assert!(names_of(b"/a/..").is_err() && names_of(b".bkfs/").is_err());
     }
 }

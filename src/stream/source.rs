@@ -61,6 +61,8 @@ pub struct FileFacts {
 pub struct Source {
     fd: OwnedFd,
     is_direct: bool,
+    /// Bytes to read at most; none for all up to the end.
+    left: Option<u64>,
 }
 
 impl Source {
@@ -72,7 +74,19 @@ impl Source {
         Source {
             fd,
             is_direct: false,
+            left: None,
         }
+    }
+
+    /// Returns the first `length` bytes of an open file. What is appended meanwhile is not read.
+    pub fn prefix(fd: OwnedFd, length: u64) -> Source {
+        let source = Source {
+            fd,
+            is_direct: false,
+            left: Some(length),
+        };
+        source.read_through_cache();
+        source
     }
 
     /// Opens a file; past the page cache if its filesystem supports that.
@@ -103,7 +117,11 @@ impl Source {
                 });
             }
         }
-        let source = Source { fd, is_direct };
+        let source = Source {
+            fd,
+            is_direct,
+            left: None,
+        };
         if !is_direct {
             source.read_through_cache();
         }
@@ -124,6 +142,7 @@ impl Source {
         Ok(Source {
             fd: self.fd.try_clone()?,
             is_direct: self.is_direct,
+            left: self.left,
         })
     }
 
@@ -177,9 +196,11 @@ impl Source {
 
     /// Reads until the buffer is full or the stream ends.
     fn fill(&mut self, mut buffer: Buffer, back: &threads::Sender<Buffer>) -> io::Result<Block> {
+        let left = self.left.unwrap_or(u64::MAX);
+        let most = left.min(BLOCK_BYTES as u64) as usize;
         let mut length = 0;
-        while length < BLOCK_BYTES {
-            match rustix::io::read(&self.fd, &mut buffer.data()[length..]) {
+        while length < most {
+            match rustix::io::read(&self.fd, &mut buffer.data()[length..most]) {
                 Ok(0) => break,
                 Ok(count) => {
                     length += count;
@@ -193,10 +214,11 @@ impl Source {
                 Err(error) => return Err(error.into()),
             }
         }
+        self.left = self.left.map(|left| left - length as u64);
         Ok(Block {
             buffer: Some(buffer),
             length,
-            is_last: length < BLOCK_BYTES,
+            is_last: length < BLOCK_BYTES || self.left == Some(0),
             back: back.clone(),
         })
     }
@@ -345,6 +367,19 @@ mod tests {
             let (read, count) = all_of(source.blocks().unwrap()).await;
             assert!(read == bytes, "{length} bytes");
             assert_eq!(count, length / BLOCK_BYTES + 1);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_behind_a_prefix_is_not_read() {
+        let mut file = tempfile::tempfile().unwrap();
+        let bytes = numbered(2 * BLOCK_BYTES + 9);
+        file.write_all(&bytes).unwrap();
+        for length in [0, 1, BLOCK_BYTES, BLOCK_BYTES + 7, 2 * BLOCK_BYTES + 99] {
+            rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0)).unwrap();
+            let source = Source::prefix(file.try_clone().unwrap().into(), length as u64);
+            let (read, _) = all_of(source.blocks().unwrap()).await;
+            assert!(read == bytes[..length.min(bytes.len())], "{length} bytes");
         }
     }
 

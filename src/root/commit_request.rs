@@ -14,7 +14,8 @@ pub struct CommitRequest<M> {
     pub mark: M,
     /// The root node of the tree; none for an empty volume.
     pub tree: Option<Id>,
-    /// The root node of a tree that a copy is building; stored only in a root with a chain.
+    /// The root node of a tree that a copy or a put is building; stored only in a root with a
+    /// chain.
     pub building: Option<Id>,
     /// The last operation of this session that the tree contains.
     pub covered: u64,

@@ -176,6 +176,9 @@ impl Committer {
                 Err(failure) => return Err(self.failed(failure)),
             }
         };
+        if made.snapshot.is_some() {
+            self.volume.show_commits();
+        }
         self.committed(&cut, tree, made.generation)?;
         tracing::debug!(generation = made.generation, elapsed = ?started.elapsed(), "committed");
         match refused {
@@ -298,10 +301,13 @@ impl Committer {
         let clock = jiff::Timestamp::new(time.seconds, time.nanoseconds as i32)
             .unwrap_or(jiff::Timestamp::UNIX_EPOCH);
         let journals = self.journals.as_ref();
+        // A snapshot completes what earlier commits have built apart.
+        let apart = self.volume.shown().filter(|_| snapshot.is_none());
+        let totals = apart.map_or(totals, |shown| shown.totals);
         Ok(CommitRequest {
             mark: cut.mark,
-            tree: Some(tree),
-            building: None,
+            tree: Some(apart.map_or(tree, |shown| shown.tree)),
+            building: apart.map(|_| tree),
             covered: journals.map_or(0, |_| cut.covered),
             covered_journal: journals.map(|journals| journals.number_covered(cut.covered)),
             next_inode: cut.next_inode,

@@ -13,6 +13,8 @@
 //!   flush, writeback              dirty bytes → extents; when that is done in the background
 //!   neighbours, brief_reads       what is read to store a run, and how long that is waited for
 //!   deposit                       a file that arrives as one stream, named when complete
+//!   stamp                         attributes of an inode as they are at its source
+//!   apart, shown                  commits that a snapshot completes, and what is shown meanwhile
 //!   commit, cut_items             layers → tree → root
 //!   commit_task                   when commits are made, and who waits for them
 //!   root_failure                  what an error of the root means for a volume
@@ -41,10 +43,12 @@ use crate::volume::error::VolumeError;
 use crate::volume::locks::InodeLocks;
 use crate::volume::requests::{QueuedCommit, QueuedFsync};
 use crate::volume::room::{Limits, Pressure, Room};
+use crate::volume::shown::Shown;
 use crate::volume::state::Scope;
 use crate::volume::usage::Usage;
 use crate::volume::view::View;
 
+mod apart;
 pub mod attributes;
 mod brief_reads;
 pub mod capture;
@@ -74,6 +78,8 @@ pub mod rescue;
 pub mod room;
 pub mod root_failure;
 pub mod seek;
+mod shown;
+pub mod stamp;
 pub mod state;
 pub mod state_lock;
 pub mod transaction;
@@ -116,6 +122,8 @@ pub struct Volume {
     /// The reason why the volume accepts nothing more; none if it does.
     health: tokio::sync::watch::Sender<Option<VolumeError>>,
     last_commit: Mutex<Option<Timestamp>>,
+    /// The state that the volume shows while commits build another one.
+    shown: Mutex<Option<Shown>>,
     /// True if blobs were stored again that no root holds yet. A journal may refer to such a blob
     /// without naming its pack.
     has_rescued: AtomicBool,
@@ -208,6 +216,7 @@ impl Volume {
             next_inode: AtomicU64::new(next_inode),
             health: tokio::sync::watch::Sender::new(None),
             last_commit: Mutex::new(None),
+            shown: Mutex::new(None),
             has_rescued: AtomicBool::new(false),
             requests,
             commit_asked: AtomicBool::new(false),

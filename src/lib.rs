@@ -25,6 +25,7 @@ pub mod page;
 mod places;
 pub mod printable;
 mod private;
+pub mod put_tree;
 pub mod replicate;
 pub mod repository;
 pub mod restore;

@@ -40,6 +40,8 @@ mod patience;
 mod profile;
 mod progress;
 mod put;
+mod put_session;
+mod put_tree;
 mod readable_file;
 mod restore;
 mod run;

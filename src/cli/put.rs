@@ -1,4 +1,4 @@
-//! `bkfs put URL PATH [FILE]`
+//! `bkfs put URL PATH [FILE]`, and the arguments of `bkfs put URL PATH DIR…` (`put_tree`)
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -11,24 +11,19 @@ use std::time::Instant;
 use rustix::pipe::PipeFlags;
 use serde_json::json;
 use tokio::process::{Child, Command};
-use tokio::signal::unix::{SignalKind, signal};
 
-use crate::cli::access::open;
 use crate::cli::hooks::Hooks;
 use crate::cli::limits::OpenFiles;
 use crate::cli::options::Global;
-use crate::cli::output::{Code, Failure, Output, bytes, name_text};
+use crate::cli::output::{Failure, Output, bytes, name_text};
 use crate::cli::progress::{Position, Progress};
+use crate::cli::put_session::{Begin, Session, signals};
+use crate::cli::put_tree::{self, Directories, TreeOptions};
 use crate::cli::runtime::block_on;
-use crate::cli::target::target;
 use crate::cli::tool::{code_of, code_without_start};
 use crate::json_name::with_name;
-use crate::mounting::alone::{Alone, AloneParts};
-use crate::mounting::error::MountingError;
-use crate::mounting::settings::Settings;
+use crate::mounting::alone::Alone;
 use crate::repository::Repository;
-use crate::root::error::RootError;
-use crate::root::snapshots::SnapshotReference;
 use crate::stream::source::{Facts, Source};
 use crate::stream::{
     Received, StreamError, StreamProgress, VolumePath, abandon, keep, new_file, receive,
@@ -37,11 +32,7 @@ use crate::tree::item::Timestamp;
 use crate::volume::namespace::NewInode;
 use crate::volume::requests::{CommitOutcome, SnapshotRequest};
 
-/// The volume that streams go to unless --volume is given. A mount of the default volume does not
-/// hold it.
-const VOLUME: &str = "streams";
-
-/// Store one stream or file as a snapshot, without a mount
+/// Store a stream, a file or directories as a snapshot, without a mount
 ///
 /// Standard input, FILE, or the output of COMMAND replaces PATH in the volume (`streams` unless
 /// --volume is given), and bkfs makes a snapshot of the volume. When the command returns 0, the
@@ -54,6 +45,19 @@ const VOLUME: &str = "streams";
 ///
 ///   bkfs put s3://bucket/prefix db/main.sql -- mariadb-dump --all-databases
 ///   bkfs restore s3://bucket/prefix --volume streams latest:/db/main.sql main.sql
+///
+/// Each DIR becomes the directory PATH/DIR of the volume, under its last component: with files,
+/// links, devices, fifos, holes, owners, times and extended attributes. What DIR does not have any
+/// more leaves PATH/DIR. Files that have not changed since the last put to this PATH are not read
+/// again. Until the snapshot is made, the volume shows nothing of it. A DIR of / becomes PATH itself.
+///
+/// The exit code is 3 if files could not be read. They are named, and the snapshot lacks them.
+///
+/// --exclude takes patterns for names, or for whole paths on this machine (from /) if they have a
+/// slash. * matches any characters but a slash, ** any characters, ? one character, [a-z] one of
+/// these.
+///
+///   bkfs put s3://bucket/prefix / /etc /home --exclude '/home/*/.cache' --exclude '*.tmp'
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Put {
@@ -61,11 +65,14 @@ pub struct Put {
     pub(super) url: String,
     #[command(flatten)]
     pub(super) hooks: Hooks,
-    /// The path of the file in the volume; missing directories are created
+    /// The path of the file in the volume, or of the directory that gets each DIR; missing
+    /// directories are created
     path: OsString,
-    /// The file to store, with its mode, owner and time (default: standard input)
-    #[arg(conflicts_with = "command")]
-    file: Option<PathBuf>,
+    /// The file to store, with its mode, owner and time (default: standard input), or directories
+    #[arg(conflicts_with = "command", value_name = "FILE|DIR")]
+    sources: Vec<PathBuf>,
+    #[command(flatten)]
+    tree: TreeOptions,
     /// The name of the snapshot (default: the time in UTC)
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -98,51 +105,37 @@ struct Input {
 /// valid, 11 if the volume is held or was taken over; that of the command if it failed. No snapshot
 /// is made then.
 pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure> {
+    if put_tree::are_directories(&command.sources)? {
+        let directories = Directories {
+            url: &command.url,
+            path: &command.path,
+            sources: &command.sources,
+            name: command.name.as_deref(),
+            tags: &command.tags,
+            steal: command.steal,
+            accept_loss: command.accept_loss,
+            options: &command.tree,
+        };
+        return put_tree::run(&directories, global, output);
+    }
+    command.tree.refuse()?;
     let place = VolumePath::parse(command.path.as_bytes())
         .map_err(|error| Failure::usage(error.to_string()))?;
     let limit = OpenFiles::raise();
     let umask = umask();
     block_on(async {
         let started = Instant::now();
-        let (url, global) = target(&command.url, global)?;
-        let repository = Arc::new(open(&url, &global).await?);
-        let volume = match global.volume_is_given {
-            true => global.volume.clone(),
-            false => VOLUME.to_owned(),
-        };
-        refuse_name(&command, &volume, &repository).await?;
-        let alone = Alone::begin(AloneParts {
-            repository: repository.clone(),
-            volume: volume.clone(),
+        let begin = Begin {
+            url: &command.url,
+            name: command.name.as_deref(),
             command: format!("bkfs put {}", command.path.to_string_lossy()),
-            memory_bytes: Settings::default().memory_bytes,
             steal: command.steal,
             accept_loss: command.accept_loss,
-        })
-        .await
-        .map_err(held)?;
-        let put = put(&command, &place, &alone, umask, &limit, output).await;
-        let put = match put {
-            // The reason why nothing can be committed any more says more than the error that
-            // follows from it.
-            Err(failure) => Err(match alone.fenced().await {
-                Some(refusal) => Failure::from(RootError::from(refusal)).hint(
-                    "Another session took the volume over. Run this again, or with another \
-                     --volume.",
-                ),
-                None => failure,
-            }),
-            made => made,
         };
-        let finished = alone.finish().await;
-        let (made, length) = put.map_err(|failure| Failure {
-            message: format!("no snapshot was made: {}", failure.message),
-            ..failure
-        })?;
-        // The snapshot is made, whatever the end of the session returns.
-        if let Err(error) = finished {
-            output.remark(format_args!("could not end the session: {error}"));
-        }
+        let session = Session::begin(begin, global).await?;
+        let (repository, volume) = (session.repository.clone(), session.volume.clone());
+        let put = put(&command, &place, &session.alone, umask, &limit, output).await;
+        let (made, length) = session.end(put, output).await?;
         let seconds = started.elapsed().as_secs_f64();
         let stored = Stored {
             path: command.path.as_bytes().to_vec(),
@@ -152,29 +145,6 @@ pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure
         };
         stored.show(&made, &repository, output)
     })
-}
-
-/// Refuses a name that is taken before the stream is read.
-async fn refuse_name(command: &Put, volume: &str, repository: &Repository) -> Result<(), Failure> {
-    let Some(name) = &command.name else {
-        return Ok(());
-    };
-    let list = repository.snapshots().await?;
-    SnapshotReference::parse(name, repository.now())?;
-    match list.named(volume, name) {
-        Some(_) => Err(RootError::NameTaken { name: name.clone() }.into()),
-        None => Ok(()),
-    }
-}
-
-fn held(error: MountingError) -> Failure {
-    let mut failure = Failure::from(error);
-    if failure.code == Code::Held {
-        let hint = "Give another --volume, wait, or give --steal to take it over (unsent writes \
-                    of its holder then fail).";
-        failure.hint = Some(hint.into());
-    }
-    failure
 }
 
 /// Does everything but the session: stores the stream, gives it its name, makes the snapshot.
@@ -217,7 +187,7 @@ async fn put(
 impl Input {
     fn begin(command: &Put, limit: &OpenFiles) -> Result<Input, Failure> {
         let mut child = None;
-        let source = if let Some(path) = &command.file {
+        let source = if let Some(path) = command.sources.first() {
             Source::open(path)
                 .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?
         } else if let Some(program) = command.command.first() {
@@ -299,33 +269,12 @@ impl Input {
         }
         let now = self.source.facts().ok().and_then(|facts| facts.file);
         let before = self.facts.file;
-        if command.file.is_some() && (now != before || now.is_some_and(|now| now.length != length))
+        if !command.sources.is_empty()
+            && (now != before || now.is_some_and(|now| now.length != length))
         {
             output.finding("the file changed while it was read; bkfs stored what it read");
         }
         Ok(())
-    }
-}
-
-/// Returns when a signal asks for the end, so that neither half a file nor a held volume is left
-/// behind.
-async fn signals() -> &'static str {
-    let kinds = [
-        SignalKind::interrupt(),
-        SignalKind::terminate(),
-        SignalKind::hangup(),
-    ];
-    let [interrupt, terminate, hangup] = kinds.map(|kind| async move {
-        match signal(kind) {
-            Ok(mut signal) => signal.recv().await,
-            // A signal that cannot be waited for ends the process as it always does.
-            Err(_) => std::future::pending().await,
-        }
-    });
-    tokio::select! {
-        _ = interrupt => "interrupted",
-        _ = terminate => "ended by a signal",
-        _ = hangup => "the terminal was closed",
     }
 }
 

@@ -1,0 +1,155 @@
+//! The session of a command that writes a volume without a mount.
+//!
+//! Owns: how it begins and ends, and what becomes of errors. Does not own: what is written.
+
+use std::sync::Arc;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cli::access::open;
+use crate::cli::options::Global;
+use crate::cli::output::{Code, Failure, Output};
+use crate::cli::target::target;
+use crate::mounting::alone::{Alone, AloneParts};
+use crate::mounting::error::MountingError;
+use crate::mounting::settings::Settings;
+use crate::repository::Repository;
+use crate::root::error::RootError;
+use crate::root::snapshots::SnapshotReference;
+
+/// The volume that puts go to unless --volume is given. A mount of the default volume does not hold
+/// it.
+const VOLUME: &str = "streams";
+
+/// What a session is begun with.
+pub struct Begin<'a> {
+    /// The repository, or a mount of one.
+    pub url: &'a str,
+    /// The name of the snapshot to be made, if it has one.
+    pub name: Option<&'a str>,
+    /// The command, for others that find the volume held.
+    pub command: String,
+    /// Take the volume over from its holder.
+    pub steal: bool,
+    /// Accept that acknowledged changes are missing from the bucket.
+    pub accept_loss: bool,
+}
+
+/// A session that writes one volume.
+pub struct Session {
+    /// The repository.
+    pub repository: Arc<Repository>,
+    /// The name of the volume.
+    pub volume: String,
+    /// The session in the root.
+    pub alone: Alone,
+}
+
+impl Session {
+    /// Opens the repository and takes the volume.
+    ///
+    /// # Errors
+    /// The [`Failure`] of the repository or the volume; 11 if the volume is held. A snapshot's name
+    /// that is taken is refused before anything is read.
+    pub async fn begin(begin: Begin<'_>, global: &Global) -> Result<Session, Failure> {
+        let (url, global) = target(begin.url, global)?;
+        let repository = Arc::new(open(&url, &global).await?);
+        let volume = match global.volume_is_given {
+            true => global.volume.clone(),
+            false => VOLUME.to_owned(),
+        };
+        refuse_name(begin.name, &volume, &repository).await?;
+        let alone = Alone::begin(AloneParts {
+            repository: repository.clone(),
+            volume: volume.clone(),
+            command: begin.command,
+            memory_bytes: Settings::default().memory_bytes,
+            steal: begin.steal,
+            accept_loss: begin.accept_loss,
+        })
+        .await
+        .map_err(held)?;
+        Ok(Session {
+            repository,
+            volume,
+            alone,
+        })
+    }
+
+    /// Ends the session after the work, and returns its result. The reason why nothing can be
+    /// committed any more says more than the error that follows from it.
+    ///
+    /// # Errors
+    /// The failure of the work.
+    pub async fn end<T>(self, work: Result<T, Failure>, output: &Output) -> Result<T, Failure> {
+        let work = match work {
+            Err(failure) => Err(match self.alone.fenced().await {
+                Some(refusal) => Failure::from(RootError::from(refusal)).hint(
+                    "Another session took the volume over. Run this again, or with another \
+                     --volume.",
+                ),
+                None => failure,
+            }),
+            made => made,
+        };
+        let finished = self.alone.finish().await;
+        let made = work.map_err(|failure| failure.context("no snapshot was made"))?;
+        // The snapshot is made, whatever the end of the session returns.
+        if let Err(error) = finished {
+            output.remark(format_args!("could not end the session: {error}"));
+        }
+        Ok(made)
+    }
+}
+
+/// Refuses a name that is taken before anything is read.
+async fn refuse_name(
+    name: Option<&str>,
+    volume: &str,
+    repository: &Repository,
+) -> Result<(), Failure> {
+    let Some(name) = name else {
+        return Ok(());
+    };
+    let list = repository.snapshots().await?;
+    SnapshotReference::parse(name, repository.now())?;
+    match list.named(volume, name) {
+        Some(_) => {
+            let name = name.to_owned();
+            Err(RootError::NameTaken { name }.into())
+        }
+        None => Ok(()),
+    }
+}
+
+fn held(error: MountingError) -> Failure {
+    let mut failure = Failure::from(error);
+    if failure.code == Code::Held {
+        let hint = "Give another --volume, wait, or give --steal to take it over (unsent writes \
+                    of its holder then fail).";
+        failure.hint = Some(hint.into());
+    }
+    failure
+}
+
+/// Returns when a signal asks for the end, so that neither half a file nor a held volume is left
+/// behind.
+pub async fn signals() -> &'static str {
+    let kinds = [
+        SignalKind::interrupt(),
+        SignalKind::terminate(),
+        SignalKind::hangup(),
+    ];
+    let [interrupt, terminate, hangup] = kinds.map(|kind| async move {
+        match signal(kind) {
+            Ok(mut signal) => signal.recv().await,
+            // A signal that cannot be waited for ends the process as it always does.
+            Err(_) => std::future::pending().await,
+        }
+    });
+    tokio::select! {
+        _ = interrupt => "interrupted",
+        _ = terminate => "ended by a signal",
+        _ = hangup => "the terminal was closed",
+    }
+}

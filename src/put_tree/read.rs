@@ -1,0 +1,409 @@
+//! The source of a put: directories and files of this machine.
+//!
+//! Owns: every call to the source's filesystem. No call follows a symbolic link, so what swaps a
+//! directory for a link meanwhile leads nowhere. Does not own: what is done with the results.
+
+use std::ffi::{CStr, CString, OsStr};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use bytes::Bytes;
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, SeekFrom, Stat};
+use rustix::io::Errno;
+
+use crate::put_tree::facts::Facts;
+use crate::tree::item::Timestamp;
+use crate::volume::mode;
+
+/// Flags of every file and directory that is opened.
+const OPEN: OFlags = OFlags::RDONLY
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::NOCTTY)
+    .union(OFlags::NONBLOCK);
+
+/// The file that marks a directory as a cache.
+pub const CACHE_TAG: &CStr = c"CACHEDIR.TAG";
+
+/// The bytes with which that file begins (bford.info/cachedir).
+const CACHE_SIGNATURE: &[u8] = b"Signature: 8a477f597d28d172789f06886806bc55";
+
+/// Length of the buffer for most values of extended attributes, and lists of their names, in bytes.
+const XATTR_BYTES: usize = 1024;
+
+/// Length of the longest of them (XATTR_SIZE_MAX and XATTR_LIST_MAX of Linux), in bytes.
+const XATTR_BYTES_MAX: usize = 64 * 1024;
+
+/// Extended attributes with their values.
+pub type Xattrs = Vec<(Vec<u8>, Bytes)>;
+
+/// An entry of a directory.
+#[derive(Debug)]
+pub struct Entry {
+    /// Its name.
+    pub name: Vec<u8>,
+    /// What stat(2) says of it.
+    pub facts: io::Result<Facts>,
+}
+
+impl From<&Stat> for Facts {
+    #[allow(
+        clippy::unnecessary_cast,
+        reason = "the type of the number of links differs between processors"
+    )]
+    fn from(stat: &Stat) -> Facts {
+        let time = |seconds: i64, nanoseconds: u64| Timestamp {
+            seconds,
+            nanoseconds: nanoseconds as u32,
+        };
+        let is_device = matches!(stat.st_mode & libc::S_IFMT, libc::S_IFCHR | libc::S_IFBLK);
+        Facts {
+            filesystem: stat.st_dev,
+            inode: stat.st_ino,
+            mode: stat.st_mode,
+            links: stat.st_nlink as u64,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+            device: if is_device { stat.st_rdev as u32 } else { 0 },
+            size: stat.st_size as u64,
+            allocated: (stat.st_blocks as u64).saturating_mul(512),
+            accessed: time(stat.st_atime, stat.st_atime_nsec),
+            modified: time(stat.st_mtime, stat.st_mtime_nsec),
+            changed: time(stat.st_ctime, stat.st_ctime_nsec),
+        }
+    }
+}
+
+/// Opens a directory that the user named, through links if its path has any.
+///
+/// # Errors
+/// The I/O error of opening it.
+pub fn open_named(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OPEN.difference(OFlags::NOFOLLOW).union(OFlags::DIRECTORY);
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+}
+
+/// Opens a directory of an open directory.
+///
+/// # Errors
+/// The I/O error of opening it; ENOTDIR or ELOOP if it is no directory any more.
+pub fn open_directory(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<OwnedFd> {
+    let flags = OPEN.union(OFlags::DIRECTORY);
+    Ok(rustix::fs::openat(
+        parent,
+        OsStr::from_bytes(name),
+        flags,
+        Mode::empty(),
+    )?)
+}
+
+/// Opens a regular file of an open directory. Its time of the last read stays if the caller may ask
+/// for that.
+///
+/// # Errors
+/// The I/O error of opening it; ESTALE if it is no regular file any more.
+pub fn open_file(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<(OwnedFd, Facts)> {
+    let open = |flags| rustix::fs::openat(parent, OsStr::from_bytes(name), flags, Mode::empty());
+    let fd = match open(OPEN.union(OFlags::NOATIME)) {
+        Err(Errno::PERM) => open(OPEN)?,
+        opened => opened?,
+    };
+    let facts = facts_of(fd.as_fd())?;
+    match mode::is_regular(facts.mode) {
+        true => Ok((fd, facts)),
+        false => Err(Errno::STALE.into()),
+    }
+}
+
+/// Returns what fstat(2) says.
+///
+/// # Errors
+/// The I/O error of the call.
+pub fn facts_of(fd: BorrowedFd<'_>) -> io::Result<Facts> {
+    Ok(Facts::from(&rustix::fs::fstat(fd)?))
+}
+
+/// Returns the entries of a directory, in the order of their names' bytes. Those that are gone
+/// before they were looked at are left out.
+///
+/// # Errors
+/// The I/O error of reading the directory.
+pub fn entries(directory: BorrowedFd<'_>) -> io::Result<Vec<Entry>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push(name.to_vec());
+        }
+    }
+    names.sort_unstable();
+    let look = |name: Vec<u8>| {
+        let path = OsStr::from_bytes(&name);
+        match rustix::fs::statat(directory, path, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => None,
+            looked => Some(Entry {
+                facts: looked
+                    .map(|stat| Facts::from(&stat))
+                    .map_err(io::Error::from),
+                name,
+            }),
+        }
+    };
+    Ok(names.into_iter().filter_map(look).collect())
+}
+
+/// Returns true if a directory says that it is a cache.
+pub fn is_cache(directory: BorrowedFd<'_>) -> bool {
+    let Ok((fd, _)) = open_file(directory, CACHE_TAG.to_bytes()) else {
+        return false;
+    };
+    let mut head = [0; CACHE_SIGNATURE.len()];
+    let read = rustix::io::pread(&fd, &mut head[..], 0);
+    read == Ok(head.len()) && head == CACHE_SIGNATURE
+}
+
+/// Returns the target of a symbolic link.
+///
+/// # Errors
+/// The I/O error of reading it.
+pub fn link_target(directory: BorrowedFd<'_>, name: &[u8]) -> io::Result<Bytes> {
+    let target = rustix::fs::readlinkat(directory, OsStr::from_bytes(name), Vec::new())?;
+    Ok(Bytes::from(target.into_bytes()))
+}
+
+/// Returns the extended attributes of an open file or directory, but for access control lists and
+/// others of `system.`, which bkfs does not store, and their number.
+///
+/// # Errors
+/// The I/O error of reading them.
+pub fn xattrs(fd: BorrowedFd<'_>) -> io::Result<(Xattrs, u64)> {
+    xattrs_by(
+        |buffer| rustix::fs::flistxattr(fd, buffer),
+        |name, buffer| rustix::fs::fgetxattr(fd, name, buffer),
+    )
+}
+
+/// Does the same for what is not opened: links, fifos and devices.
+///
+/// # Errors
+/// The I/O error of reading them.
+pub fn xattrs_at(directory: BorrowedFd<'_>, name: &[u8]) -> io::Result<(Xattrs, u64)> {
+    let mut path = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
+    path.extend_from_slice(name);
+    let path = CString::new(path)?;
+    xattrs_by(
+        |buffer| rustix::fs::llistxattr(&path, buffer),
+        |name, buffer| rustix::fs::lgetxattr(&path, name, buffer),
+    )
+}
+
+fn xattrs_by(
+    list: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
+    get: impl Fn(&CStr, &mut [u8]) -> rustix::io::Result<usize>,
+) -> io::Result<(Xattrs, u64)> {
+    let names = match sized(&list) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok((Vec::new(), 0)),
+        names => names?,
+    };
+    let (mut xattrs, mut left_out) = (Vec::new(), 0);
+    for name in names.split_inclusive(|byte| *byte == 0) {
+        let Ok(name) = CStr::from_bytes_with_nul(name) else {
+            continue;
+        };
+        if name.to_bytes().starts_with(b"system.") {
+            left_out += 1;
+            continue;
+        }
+        match sized(|buffer| get(name, buffer)) {
+            Ok(value) => xattrs.push((name.to_bytes().to_vec(), Bytes::from(value))),
+            // It was removed meanwhile.
+            Err(Errno::NODATA) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok((xattrs, left_out))
+}
+
+/// Calls a function that fills a buffer, with one that is long enough.
+fn sized(fill: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
+    let mut buffer = vec![0; XATTR_BYTES];
+    loop {
+        match fill(&mut buffer) {
+            Ok(length) => {
+                buffer.truncate(length);
+                return Ok(buffer);
+            }
+            Err(Errno::RANGE) if buffer.len() < XATTR_BYTES_MAX => {
+                buffer.resize(XATTR_BYTES_MAX, 0);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Reads a file from its start, up to `length` bytes.
+///
+/// # Errors
+/// The I/O error of reading it.
+pub fn whole(fd: BorrowedFd<'_>, length: usize) -> io::Result<Bytes> {
+    Ok(Bytes::from(read_at(fd, 0, length)?))
+}
+
+/// Returns the next data at or after `offset` and below `end`, with its offset: up to `most` bytes
+/// that lie together. `None` if only a hole is left, or the file has become shorter.
+///
+/// # Errors
+/// The I/O error of reading it.
+pub fn next_data(
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    end: u64,
+    most: usize,
+) -> io::Result<Option<(u64, Bytes)>> {
+    let start = match rustix::fs::seek(fd, SeekFrom::Data(offset)) {
+        Ok(start) => start,
+        Err(Errno::NXIO) => return Ok(None),
+        // This filesystem knows no holes.
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => offset,
+        Err(error) => return Err(error.into()),
+    };
+    let until = match rustix::fs::seek(fd, SeekFrom::Hole(start)) {
+        Ok(until) => until.min(end),
+        Err(_) => end,
+    };
+    if start >= until {
+        return Ok(None);
+    }
+    let length = (until - start).min(most as u64) as usize;
+    let data = read_at(fd, start, length)?;
+    Ok((!data.is_empty()).then(|| (start, Bytes::from(data))))
+}
+
+fn read_at(fd: BorrowedFd<'_>, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+    let mut data = vec![0; length];
+    let mut read = 0;
+    while read < length {
+        match rustix::io::pread(fd, &mut data[read..], offset + read as u64) {
+            Ok(0) => break,
+            Ok(count) => read += count,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    data.truncate(read);
+    Ok(data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_in_place_of_a_directory_or_file_leads_nowhere() {
+        let home = tempfile::TempDir::new().unwrap();
+        std::fs::create_dir(home.path().join("real")).unwrap();
+        std::fs::write(home.path().join("real/file"), "x").unwrap();
+        std::os::unix::fs::symlink("real", home.path().join("link")).unwrap();
+        std::os::unix::fs::symlink("real/file", home.path().join("file")).unwrap();
+        let directory = open_named(home.path()).unwrap();
+        open_directory(directory.as_fd(), b"real").unwrap();
+        open_directory(directory.as_fd(), b"link").unwrap_err();
+        open_file(directory.as_fd(), b"file").unwrap_err();
+    }
+
+    #[test]
+    fn a_fifo_in_place_of_a_file_is_neither_waited_for_nor_read() {
+        let home = tempfile::TempDir::new().unwrap();
+        let directory = open_named(home.path()).unwrap();
+        let kind = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(&directory, "fifo", kind, Mode::RUSR, 0).unwrap();
+        let error = open_file(directory.as_fd(), b"fifo").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ESTALE));
+    }
+
+    #[test]
+    fn entries_are_in_order_and_links_are_not_followed() {
+        let home = tempfile::TempDir::new().unwrap();
+        std::fs::write(home.path().join("b"), "12345").unwrap();
+        std::os::unix::fs::symlink("nowhere", home.path().join("a")).unwrap();
+        std::fs::write(home.path().join(OsStr::from_bytes(b"\xff")), "").unwrap();
+        let directory = open_named(home.path()).unwrap();
+        let entries = entries(directory.as_fd()).unwrap();
+        let names: Vec<&[u8]> = entries.iter().map(|entry| &entry.name[..]).collect();
+        assert_eq!(names, [&b"a"[..], b"b", b"\xff"]);
+        let facts = entries[0].facts.as_ref().unwrap();
+        assert!(mode::is_symlink(facts.mode));
+        assert_eq!(entries[1].facts.as_ref().unwrap().size, 5);
+    }
+
+    #[test]
+    fn only_the_whole_signature_marks_a_cache() {
+        let home = tempfile::TempDir::new().unwrap();
+        let directory = open_named(home.path()).unwrap();
+        let tag = home.path().join("CACHEDIR.TAG");
+        assert!(!is_cache(directory.as_fd()));
+        std::fs::write(&tag, &CACHE_SIGNATURE[1..]).unwrap();
+        assert!(!is_cache(directory.as_fd()));
+        std::fs::write(&tag, [CACHE_SIGNATURE, b"\n# made by a test"].concat()).unwrap();
+        assert!(is_cache(directory.as_fd()));
+    }
+
+    #[test]
+    fn a_buffer_grows_once() {
+        let filled = |length: usize| {
+            sized(|buffer| {
+                let there = buffer.get_mut(..length).ok_or(Errno::RANGE)?;
+                there.fill(7);
+                Ok(length)
+            })
+        };
+        for length in [0, 1, XATTR_BYTES, XATTR_BYTES + 1, XATTR_BYTES_MAX] {
+            assert_eq!(filled(length).unwrap(), vec![7; length]);
+        }
+        assert_eq!(filled(XATTR_BYTES_MAX + 1), Err(Errno::RANGE));
+    }
+
+    #[test]
+    fn extended_attributes_are_read_with_their_values() {
+        let home = tempfile::TempDir::new().unwrap();
+        let path = home.path().join("file");
+        std::fs::write(&path, "").unwrap();
+        let long = vec![7; 3 * XATTR_BYTES];
+        for (name, value) in [("user.long", &long[..]), ("user.short", b"x")] {
+            let flags = rustix::fs::XattrFlags::empty();
+            // A filesystem may have none, or only short ones.
+            if rustix::fs::setxattr(&path, name, value, flags).is_err() {
+                return;
+            }
+        }
+        let directory = open_named(home.path()).unwrap();
+        let (fd, _) = open_file(directory.as_fd(), b"file").unwrap();
+        let (mut xattrs, _) = xattrs(fd.as_fd()).unwrap();
+        xattrs.sort();
+        xattrs.retain(|(name, _)| name.starts_with(b"user."));
+        let names: Vec<&[u8]> = xattrs.iter().map(|(name, _)| &name[..]).collect();
+        assert_eq!(names, [&b"user.long"[..], b"user.short"]);
+        assert_eq!(xattrs[0].1, long);
+        let (held, _) = xattrs_at(directory.as_fd(), b"file").unwrap();
+        assert_eq!(held.len(), super::xattrs(fd.as_fd()).unwrap().0.len());
+    }
+
+    #[test]
+    fn data_is_found_between_holes() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(10 << 20).unwrap();
+        rustix::io::pwrite(&file, b"data", 4 << 20).unwrap();
+        let data = |offset| next_data(file.as_fd(), offset, 10 << 20, 1 << 20).unwrap();
+        let mut at = 0;
+        let mut found = Vec::new();
+        while let Some((offset, bytes)) = data(at) {
+            at = offset + bytes.len() as u64;
+            found.extend(bytes.iter().copied().filter(|byte| *byte != 0));
+        }
+        assert_eq!(found, b"data");
+        assert!(data(10 << 20).is_none());
+    }
+}

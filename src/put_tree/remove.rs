@@ -1,0 +1,102 @@
+//! Removing names from the volume, with all that lies below them.
+
+use std::ops::Range;
+
+use crate::tree::item::Item;
+use crate::tree::key::{self, Key, KeyParts};
+use crate::volume::Volume;
+use crate::volume::error::VolumeError;
+use crate::volume::stamp::Stamp;
+use crate::volume::state::Scope;
+use crate::walk::{self, Named};
+
+/// Names of a directory that are read at a time.
+const PAGE_NAMES: usize = 1024;
+
+/// Removes a name, with all that lies below it, and returns the number of names. An inode that keeps
+/// another name keeps its times.
+///
+/// # Errors
+/// Those of reading and changing the volume.
+pub async fn remove(volume: &Volume, directory: u64, named: &Named) -> Result<u64, VolumeError> {
+    if !named.is_directory() {
+        unlink(volume, directory, named).await?;
+        return Ok(1);
+    }
+    let mut removed = 0;
+    let mut way = vec![Level::new(directory, named.clone())];
+    while let Some(level) = way.last_mut() {
+        let Some(range) = level.left.take() else {
+            volume.rmdir(level.above, &level.named.name).await?;
+            removed += 1;
+            way.pop();
+            continue;
+        };
+        let inode = level.named.inode;
+        let page = walk::page(&volume.view, inode, range.clone(), PAGE_NAMES).await?;
+        level.left = page.next.map(|next| next..range.end);
+        for named in page.names {
+            match named.is_directory() {
+                true => way.push(Level::new(inode, named)),
+                false => {
+                    unlink(volume, inode, &named).await?;
+                    removed += 1;
+                }
+            }
+        }
+    }
+    Ok(removed)
+}
+
+/// A directory that is being emptied.
+struct Level {
+    /// The directory that it lies in.
+    above: u64,
+    named: Named,
+    /// Where the names lie that were not read yet; none if all were.
+    left: Option<Range<Key>>,
+}
+
+impl Level {
+    fn new(above: u64, named: Named) -> Level {
+        let left = Some(key::names_from(named.inode, 0));
+        Level { above, named, left }
+    }
+}
+
+async fn unlink(volume: &Volume, directory: u64, named: &Named) -> Result<(), VolumeError> {
+    let before = match walk::attributes(&volume.view, named.inode).await? {
+        Ok(attributes) => attributes,
+        Err(_) => return Err(VolumeError::Malformed { inode: directory }),
+    };
+    volume.unlink(directory, &named.name).await?;
+    match before.links > 1 {
+        true => volume.stamp(named.inode, &Stamp::of(&before)).await,
+        false => Ok(()),
+    }
+}
+
+/// Returns the name as the volume has it; none if it has none.
+///
+/// # Errors
+/// Those of reading the volume.
+pub async fn named(
+    volume: &Volume,
+    directory: u64,
+    name: &[u8],
+) -> Result<Option<Named>, VolumeError> {
+    let key = volume.name_key(directory, name)?;
+    let Ok(KeyParts::Name { cookie, .. }) = key.parse() else {
+        return Err(VolumeError::Invalid);
+    };
+    match volume.view.item(Scope::Live, &key).await? {
+        None => Ok(None),
+        Some(Item::Name { inode, file_type }) => Ok(Some(Named {
+            name: name.to_vec(),
+            inode,
+            file_type,
+            cookie,
+        })),
+        Some(_) => Err(VolumeError::Malformed { inode: directory }),
+    }
+}

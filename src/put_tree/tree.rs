@@ -1,0 +1,498 @@
+//! The walk of a put over the directories of the source, together with those of the volume.
+//!
+//! Owns: what becomes of each entry. Does not own: the contents of files (`file`).
+
+use std::collections::{HashMap, hash_map};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::sync::Semaphore;
+use tokio::task::{JoinError, JoinSet};
+
+use crate::fault::PATH_BYTES_MAX;
+use crate::put_tree::facts::Facts;
+use crate::put_tree::file::{FileEntry, store};
+use crate::put_tree::job::{Job, Pass, new_inode, waiting};
+use crate::put_tree::read::{self, Entry, Xattrs};
+use crate::put_tree::remove::{named, remove};
+use crate::put_tree::report::Report;
+use crate::restore::selection::Choice;
+use crate::stream::{RESERVED, StreamError, directory};
+use crate::tree::key::MAX_NAME_BYTES;
+use crate::volume::error::VolumeError;
+use crate::volume::namespace::NewInode;
+use crate::volume::stamp::Stamp;
+use crate::volume::state::Scope;
+use crate::volume::{ROOT_INODE, mode};
+use crate::walk::{self, Named};
+
+/// A directory that the user named.
+#[derive(Debug)]
+pub struct Origin {
+    /// The open directory.
+    pub fd: OwnedFd,
+    /// Its path on this machine, from the root on.
+    pub path: Vec<u8>,
+    /// Its names in the volume, from the root on.
+    pub names: Vec<Vec<u8>>,
+}
+
+/// A directory of the volume that gets its attributes when the last task that changes its names has
+/// let go of it.
+#[derive(Debug)]
+struct Directory {
+    /// Its inode in the volume.
+    inode: u64,
+    facts: Facts,
+    /// None to keep those that it has.
+    xattrs: Option<Xattrs>,
+}
+
+/// A directory that the walk is in.
+struct Frame {
+    directory: Arc<Directory>,
+    fd: Arc<OwnedFd>,
+    path: Vec<u8>,
+    below: std::vec::IntoIter<Below>,
+}
+
+/// A directory in another that the walk will enter.
+struct Below {
+    name: Vec<u8>,
+    /// What has the name in the volume.
+    there: Option<Named>,
+}
+
+/// A further name of a file with several names.
+struct Later {
+    directory: Arc<Directory>,
+    name: Vec<u8>,
+    path: Vec<u8>,
+    key: (u64, u64),
+}
+
+/// The entries of a directory at the source, and its extended attributes if it has changed.
+#[derive(Default)]
+struct Listing {
+    entries: Vec<Entry>,
+    xattrs: Option<Xattrs>,
+    problem: Option<io::Error>,
+}
+
+struct Walker {
+    job: Arc<Job>,
+    /// The filesystem of the directory that the user named.
+    filesystem: u64,
+    tasks: JoinSet<Result<(), VolumeError>>,
+    permits: Arc<Semaphore>,
+    later: Vec<Later>,
+}
+
+/// Makes a directory of the volume equal to one of the source. Directories of the volume above it
+/// that are absent get the owner of `new`.
+///
+/// # Errors
+/// [`StreamError::Read`] if the directory itself cannot be read, [`StreamError::Path`] if it cannot
+/// have its names in the volume, [`StreamError::Volume`] if the volume cannot be changed.
+pub async fn put(job: &Arc<Job>, origin: Origin, new: &NewInode) -> Result<(), StreamError> {
+    let inode = directory(&job.volume, &origin.names, new).await?;
+    let facts = read::facts_of(origin.fd.as_fd())?;
+    let mut walker = Walker {
+        job: job.clone(),
+        filesystem: facts.filesystem,
+        tasks: JoinSet::new(),
+        permits: Arc::new(Semaphore::new(Job::files_at_once())),
+        later: Vec::new(),
+    };
+    let mut way = vec![
+        walker
+            .enter(origin.fd, origin.path, facts, (inode, false))
+            .await?,
+    ];
+    while let Some(frame) = way.last_mut() {
+        match frame.below.next() {
+            Some(below) => {
+                let entered = walker.descend(frame, below).await?;
+                way.extend(entered);
+            }
+            None => {
+                if let Some(frame) = way.pop() {
+                    leave(job, frame.directory).await?;
+                }
+            }
+        }
+    }
+    Ok(walker.finish().await?)
+}
+
+/// Gives a directory its attributes, if no other task changes its names.
+async fn leave(job: &Job, directory: Arc<Directory>) -> Result<(), VolumeError> {
+    let Some(directory) = Arc::into_inner(directory) else {
+        return Ok(());
+    };
+    let Directory {
+        inode,
+        facts,
+        xattrs,
+    } = directory;
+    if xattrs.is_none() && job.is_unchanged(inode, &facts).await? {
+        return Ok(());
+    }
+    let stamp = job.stamp(&facts, xattrs, true);
+    job.volume.stamp(inode, &stamp).await
+}
+
+impl Walker {
+    /// Handles all entries of a directory but the directories in it.
+    async fn enter(
+        &mut self,
+        fd: OwnedFd,
+        path: Vec<u8>,
+        facts: Facts,
+        (inode, is_new): (u64, bool),
+    ) -> Result<Frame, VolumeError> {
+        let job = self.job.clone();
+        Report::count(&job.report.directories);
+        let is_unchanged = !is_new && job.is_unchanged(inode, &facts).await?;
+        let fd = Arc::new(fd);
+        let has_contents = !self.passes(&facts, &path);
+        let listing = self.list(&fd, is_unchanged, has_contents).await;
+        if let Some(problem) = &listing.problem {
+            job.report.problem(&path, problem);
+        }
+        let directory = Arc::new(Directory {
+            inode,
+            facts,
+            xattrs: listing.xattrs,
+        });
+        let mut there = match is_new {
+            true => HashMap::new(),
+            false => names(&job, inode).await?,
+        };
+        let mut below = Vec::new();
+        for entry in listing.entries {
+            let whole = join(&path, &entry.name);
+            if job.options.selection.judge(&whole, true) == Choice::Excluded {
+                continue;
+            }
+            let there = there.remove(&entry.name);
+            let taken = self.take(&directory, &fd, whole, entry, there).await?;
+            below.extend(taken);
+        }
+        for named in there.into_values() {
+            let removed = remove(&job.volume, inode, &named).await?;
+            job.report.removed.fetch_add(removed, Ordering::Relaxed);
+        }
+        Ok(Frame {
+            directory,
+            fd,
+            path,
+            below: below.into_iter(),
+        })
+    }
+
+    /// Returns true if the contents of a directory are left out.
+    fn passes(&self, facts: &Facts, path: &[u8]) -> bool {
+        let pass = self.job.options.pass(facts, self.filesystem);
+        if let Some(Pass::Own(why)) = pass {
+            self.job.report.passed.lock().add(path, why);
+        }
+        pass.is_some()
+    }
+
+    async fn list(&self, fd: &Arc<OwnedFd>, is_unchanged: bool, has_contents: bool) -> Listing {
+        let (fd, job) = (fd.clone(), self.job.clone());
+        let listed = waiting(move || {
+            let mut listing = Listing::default();
+            if !is_unchanged {
+                match read::xattrs(fd.as_fd()) {
+                    Ok((xattrs, lists)) => {
+                        job.report.lists.fetch_add(lists, Ordering::Relaxed);
+                        listing.xattrs = Some(xattrs);
+                    }
+                    Err(error) => listing.problem = Some(error),
+                }
+            }
+            if has_contents {
+                match read::entries(fd.as_fd()) {
+                    Ok(entries) => listing.entries = entries,
+                    Err(error) => listing.problem = Some(error),
+                }
+            }
+            if job.options.exclude_caches && read::is_cache(fd.as_fd()) {
+                let is_tag = |entry: &Entry| entry.name == read::CACHE_TAG.to_bytes();
+                listing.entries.retain(is_tag);
+            }
+            Ok(listing)
+        });
+        listed.await.unwrap_or_else(|error| Listing {
+            problem: Some(error),
+            ..Listing::default()
+        })
+    }
+
+    /// Stores an entry, or takes it over. Returns a directory, which is entered later.
+    async fn take(
+        &mut self,
+        directory: &Arc<Directory>,
+        fd: &Arc<OwnedFd>,
+        path: Vec<u8>,
+        entry: Entry,
+        there: Option<Named>,
+    ) -> Result<Option<Below>, VolumeError> {
+        let Entry { name, facts } = entry;
+        let facts = match facts.and_then(|facts| storable(directory, &name).map(|()| facts)) {
+            Ok(facts) => facts,
+            Err(error) => {
+                self.job.report.problem(&path, &error);
+                return self.clear(directory, there).await.map(|()| None);
+            }
+        };
+        if mode::is_directory(facts.mode) {
+            return Ok(Some(Below { name, there }));
+        }
+        if facts.mode & libc::S_IFMT == libc::S_IFSOCK {
+            Report::count(&self.job.report.sockets);
+            return self.clear(directory, there).await.map(|()| None);
+        }
+        if facts.links > 1 && self.is_further(directory, &name, &path, &facts) {
+            return Ok(None);
+        }
+        if self.takes_over(&facts, there.as_ref()).await? {
+            return Ok(None);
+        }
+        if !mode::is_regular(facts.mode) {
+            self.clear(directory, there).await?;
+            self.other((directory, fd), (name, path), facts).await?;
+            return Ok(None);
+        }
+        if there.as_ref().is_some_and(Named::is_directory) {
+            self.clear(directory, there).await?;
+        }
+        let file = FileEntry {
+            directory: directory.inode,
+            parent: fd.clone(),
+            name,
+            path,
+        };
+        self.spawn(directory.clone(), file).await.map(|()| None)
+    }
+
+    /// Returns true for a name of a file that has had another name before. It is linked when all
+    /// files are stored.
+    fn is_further(
+        &mut self,
+        directory: &Arc<Directory>,
+        name: &[u8],
+        path: &[u8],
+        facts: &Facts,
+    ) -> bool {
+        let key = (facts.filesystem, facts.inode);
+        match self.job.links.lock().entry(key) {
+            hash_map::Entry::Vacant(vacant) => {
+                vacant.insert(None);
+                return false;
+            }
+            hash_map::Entry::Occupied(_) => {}
+        }
+        self.later.push(Later {
+            directory: directory.clone(),
+            name: name.to_vec(),
+            path: path.to_vec(),
+            key,
+        });
+        true
+    }
+
+    /// Returns true if the volume has the file as it is, and counts it then.
+    async fn takes_over(&self, facts: &Facts, there: Option<&Named>) -> Result<bool, VolumeError> {
+        let Some(there) = there.filter(|there| there.file_type == mode::kind(facts.mode)) else {
+            return Ok(false);
+        };
+        let is_unchanged = self.job.is_unchanged(there.inode, facts).await?;
+        if is_unchanged {
+            let report = &self.job.report;
+            Report::count(&report.unchanged);
+            let bytes = if mode::is_regular(facts.mode) {
+                facts.size
+            } else {
+                0
+            };
+            report.unchanged_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.job.linked(facts, there.inode);
+        }
+        Ok(is_unchanged)
+    }
+
+    /// Removes what has a name in the volume.
+    async fn clear(&self, directory: &Directory, there: Option<Named>) -> Result<(), VolumeError> {
+        match there {
+            Some(there) => {
+                let removed = remove(&self.job.volume, directory.inode, &there);
+                removed.await.map(drop)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Stores a symbolic link, a fifo or a device, none of which is opened.
+    async fn other(
+        &self,
+        (directory, fd): (&Arc<Directory>, &Arc<OwnedFd>),
+        (name, path): (Vec<u8>, Vec<u8>),
+        facts: Facts,
+    ) -> Result<(), VolumeError> {
+        let (fd, entry) = (fd.clone(), name.clone());
+        let read = waiting(move || {
+            let target = match mode::is_symlink(facts.mode) {
+                true => Some(read::link_target(fd.as_fd(), &entry)?),
+                false => None,
+            };
+            Ok((target, read::xattrs_at(fd.as_fd(), &entry)?))
+        });
+        let (target, (xattrs, lists)) = match read.await {
+            Ok(read) => read,
+            Err(error) => {
+                self.job.report.problem(&path, &error);
+                return Ok(());
+            }
+        };
+        let (volume, report) = (&self.job.volume, &self.job.report);
+        report.lists.fetch_add(lists, Ordering::Relaxed);
+        let new = NewInode {
+            target,
+            ..new_inode(&facts, 0)
+        };
+        let made = volume.make(directory.inode, &name, new).await?;
+        let stamp = self.job.stamp(&facts, Some(xattrs), true);
+        volume.stamp(made.inode, &stamp).await?;
+        self.job.linked(&facts, made.inode);
+        Report::count(&report.stored);
+        Ok(())
+    }
+
+    /// Stores a file in a task of its own, as soon as one more may be read.
+    async fn spawn(
+        &mut self,
+        directory: Arc<Directory>,
+        file: FileEntry,
+    ) -> Result<(), VolumeError> {
+        let permit = self.permits.clone().acquire_owned().await;
+        let job = self.job.clone();
+        self.tasks.spawn(async move {
+            let _permit = permit;
+            store(&job, file).await?;
+            leave(&job, directory).await
+        });
+        while let Some(ended) = self.tasks.try_join_next() {
+            result_of(ended)?;
+        }
+        Ok(())
+    }
+
+    /// Opens a directory, makes it in the volume if it is new, and enters it.
+    async fn descend(&mut self, frame: &Frame, below: Below) -> Result<Option<Frame>, VolumeError> {
+        let Below { name, there } = below;
+        let path = join(&frame.path, &name);
+        let (fd, entry, length) = (frame.fd.clone(), name.clone(), path.len());
+        let opened = waiting(move || {
+            if length > PATH_BYTES_MAX {
+                return Err(io::Error::other("its path is too long"));
+            }
+            let fd = read::open_directory(fd.as_fd(), &entry)?;
+            let facts = read::facts_of(fd.as_fd())?;
+            Ok((fd, facts))
+        });
+        let (fd, facts) = match opened.await {
+            Ok(opened) => opened,
+            Err(error) => {
+                self.job.report.problem(&path, &error);
+                return self.clear(&frame.directory, there).await.map(|()| None);
+            }
+        };
+        let (there, other) = match there {
+            Some(there) if there.is_directory() => (Some(there.inode), None),
+            other => (None, other),
+        };
+        self.clear(&frame.directory, other).await?;
+        let inode = match there {
+            Some(inode) => inode,
+            None => {
+                let new = new_inode(&facts, 0);
+                let parent = frame.directory.inode;
+                self.job.volume.make(parent, &name, new).await?.inode
+            }
+        };
+        let entered = self.enter(fd, path, facts, (inode, there.is_none()));
+        Ok(Some(entered.await?))
+    }
+
+    /// Waits for all files, and gives those with several names the further ones.
+    async fn finish(mut self) -> Result<(), VolumeError> {
+        while let Some(ended) = self.tasks.join_next().await {
+            result_of(ended)?;
+        }
+        for later in std::mem::take(&mut self.later) {
+            self.link(&later).await?;
+            leave(&self.job, later.directory).await?;
+        }
+        Ok(())
+    }
+
+    async fn link(&self, later: &Later) -> Result<(), VolumeError> {
+        let (volume, report) = (&self.job.volume, &self.job.report);
+        let directory = later.directory.inode;
+        let there = named(volume, directory, &later.name).await?;
+        let known = self.job.links.lock().get(&later.key).copied().flatten();
+        let Some(inode) = known else {
+            let error = io::Error::other("the file has another name, and was not read there");
+            report.problem(&later.path, &error);
+            return self.clear(&later.directory, there).await;
+        };
+        if there.as_ref().is_some_and(|there| there.inode == inode) {
+            Report::count(&report.unchanged);
+            return Ok(());
+        }
+        self.clear(&later.directory, there).await?;
+        let before = volume.view.attributes(Scope::Live, inode).await?;
+        volume.link(inode, directory, &later.name).await?;
+        // A further name is no change: the source has had it all along.
+        volume.stamp(inode, &Stamp::of(&before)).await?;
+        Report::count(&report.stored);
+        Ok(())
+    }
+}
+
+fn result_of(ended: Result<Result<(), VolumeError>, JoinError>) -> Result<(), VolumeError> {
+    ended.unwrap_or_else(|error| Err(VolumeError::Commit(format!("a task ended: {error}"))))
+}
+
+/// Returns the names of a directory of the volume.
+async fn names(job: &Job, inode: u64) -> Result<HashMap<Vec<u8>, Named>, VolumeError> {
+    let listing = walk::names(&job.volume.view, inode).await?;
+    let named = listing.names.into_iter();
+    Ok(named.map(|named| (named.name.clone(), named)).collect())
+}
+
+/// Returns whether a directory of the volume can have this name.
+fn storable(directory: &Directory, name: &[u8]) -> io::Result<()> {
+    if name.len() > MAX_NAME_BYTES {
+        return Err(io::ErrorKind::InvalidFilename.into());
+    }
+    match directory.inode == ROOT_INODE && RESERVED.contains(&name) {
+        true => Err(io::Error::other(
+            "a mount shows its own directory under this name",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Returns the path of a name in a directory.
+fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    match directory.ends_with(b"/") {
+        true => [directory, name].concat(),
+        false => walk::join(directory, name),
+    }
+}

@@ -30,6 +30,7 @@ mod page;
 mod paused;
 mod price;
 mod private;
+mod putting;
 mod quarantined;
 mod reading;
 mod recovery_bases;

@@ -18,6 +18,9 @@ use crate::verify::same_trees;
 
 const SUITE: &str = "files";
 
+/// The row of second backups.
+const AGAIN: &str = "backup again, nothing changed";
+
 /// Unpacks an archive of small files with every system.
 pub(super) fn run(context: &mut Context) -> Outcome<()> {
     let count = context.size.choose(1_000, 10_000, 50_000);
@@ -35,6 +38,7 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
         null(context, NULL, &archive, count, &MountConfig::new("null"))?;
         null(context, NULL_BY_CORE, &archive, count, &by_core())?;
         mounted(context, &archive, &source)?;
+        put(context, &source);
         restic(context, &source);
         borg(context, &source);
     }
@@ -143,6 +147,31 @@ fn mounted(context: &mut Context, archive: &Path, source: &Path) -> Outcome<()> 
     Ok(())
 }
 
+/// Puts the tree without a mount, twice. Programs of before cannot.
+fn put(context: &mut Context, source: &Path) {
+    context.peer("bkfs put", |context| {
+        let bucket = context.fresh("bucket")?;
+        let url = text(&bucket).to_owned();
+        let program = context.program.clone();
+        program.init(&url)?;
+        let put = || measure::command(program.command(&["put", "-q", &url, "/"]).arg(source));
+        let mut first = put()?;
+        first.stored_bytes = Some(measure::stored_bytes(&bucket));
+        let again = put()?;
+        let target = context.work.join("restored");
+        remove(&target)?;
+        let restore = ["restore", "-q", "--volume", "streams", &url, "latest"];
+        measure::command(program.command(&restore).arg(&target))?;
+        let name = source.file_name().unwrap_or_default();
+        same_trees(source, &target.join(name), true)?;
+        remove(&target)?;
+        remove(&bucket)?;
+        context.note(SUITE, "tar -x", "bkfs put (of the tree)", verified(first));
+        context.note(SUITE, AGAIN, "bkfs put (of the tree)", verified(again));
+        Ok(())
+    });
+}
+
 fn restic(context: &mut Context, source: &Path) {
     context.peer("restic", |context| {
         let restic = context.peers.need("restic")?;
@@ -154,6 +183,8 @@ fn restic(context: &mut Context, source: &Path) {
         let mut first = shell(&format!("{base} backup {}", text(source)))?;
         first.wall_s += flush(&repository)?;
         first.stored_bytes = Some(measure::stored_bytes(&repository));
+        let mut again = shell(&format!("{base} backup {}", text(source)))?;
+        again.wall_s += flush(&repository)?;
         measure::drop_caches();
         let mut restored = shell(&format!("{base} restore latest --target {}", text(&target)))?;
         restored.wall_s += flush(&target)?;
@@ -170,6 +201,8 @@ fn restic(context: &mut Context, source: &Path) {
             "restic (backup of the tree)",
             verified(first),
         );
+        let system = "restic (backup of the tree)";
+        context.note(SUITE, AGAIN, system, verified(again));
         context.note(SUITE, "restore", "restic", verified(restored));
         Ok(())
     });

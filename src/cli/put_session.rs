@@ -93,7 +93,10 @@ impl Session {
             made => made,
         };
         let finished = self.alone.finish().await;
-        let made = work.map_err(|failure| failure.context("no snapshot was made"))?;
+        let made = work.map_err(|failure| match failure.code {
+            Code::Unknown => failure,
+            _ => failure.context("no snapshot was made"),
+        })?;
         // The snapshot is made, whatever the end of the session returns.
         if let Err(error) = finished {
             output.remark(format_args!("could not end the session: {error}"));

@@ -154,8 +154,11 @@ impl Committer {
         let mut rescues = Rescues::new(&self.volume.ingest).noting_in(&self.volume.has_rescued);
         let (mut is_last_try, mut refused) = (self.root.is_snapshot_only(), None);
         let made = loop {
+            // What this commit shows depends on whether the one before it was made.
+            let learned = self.learn().await;
             let request = self.request(&cut, tree, time, snapshot.clone())?;
             let steps = async {
+                learned?;
                 let recorded = self.root.begin(&request).await?;
                 let finished = recorded.finish_packs().await?;
                 finished.replace_root().await
@@ -325,6 +328,16 @@ impl Committer {
                 drill: None,
             }),
         })
+    }
+
+    /// Finds out about a commit of unknown outcome. If it made a snapshot, that has completed what
+    /// was built apart.
+    async fn learn(&self) -> Result<(), RootError> {
+        let made = self.root.settle_pending().await?;
+        if made.is_some_and(|made| made.snapshot.is_some()) {
+            self.volume.show_commits();
+        }
+        Ok(())
     }
 
     /// Looks once more for a commit whose answer was lost, so that its callers learn the known

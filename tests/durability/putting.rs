@@ -17,14 +17,15 @@ use bkfs::put_tree::{Origin, open_named, put};
 use bkfs::repository::open_in;
 use bkfs::restore::selection::Selection;
 use bkfs::tree::item::Attributes;
+use bkfs::volume::error::VolumeError;
 use bkfs::volume::requests::SnapshotRequest;
 use bkfs::volume::state::Scope;
 use bkfs::volume::view::View;
 use bkfs::volume::{ROOT_INODE, Volume, mode};
 use bkfs::walk;
-use bkfs_store::Store;
+use bkfs_store::{Operation, Store, StoreErrorKind};
 use bkfs_testing::counting::CountingStore;
-use bkfs_testing::fault::{Fault, FaultStore, Strike};
+use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
 use tempfile::TempDir;
 
 use crate::copying::open;
@@ -56,9 +57,10 @@ fn how(name: &'static str) -> How {
     }
 }
 
-/// Puts a directory into the volume `main`, and makes a snapshot.
-async fn put_with(store: Arc<dyn Store>, source: &Path, how: &How) -> Arc<Report> {
-    let opened = open_in(store, opening(Duration::from_secs(10)), &mut Unsealed).await;
+/// Begins to build a tree apart in the volume `main`, by way of a store that may be silent for so
+/// long.
+async fn begun(store: Arc<dyn Store>, patience: Duration) -> Alone {
+    let opened = open_in(store, opening(patience), &mut Unsealed).await;
     let alone = Alone::begin(AloneParts {
         repository: Arc::new(opened.expect("opened")),
         volume: "main".into(),
@@ -68,8 +70,23 @@ async fn put_with(store: Arc<dyn Store>, source: &Path, how: &How) -> Arc<Report
         accept_loss: false,
     });
     let alone = alone.await.expect("begun");
+    alone.volume().build_apart().await.expect("built apart");
+    alone
+}
+
+/// Returns a directory that becomes `name` in the volume.
+fn origin(source: &Path, name: &str) -> Origin {
+    Origin {
+        fd: open_named(source).expect("opened"),
+        path: b"/source".to_vec(),
+        names: vec![name.into()],
+    }
+}
+
+/// Puts a directory into the volume `main`, and makes a snapshot.
+async fn put_with(store: Arc<dyn Store>, source: &Path, how: &How) -> Arc<Report> {
+    let alone = begun(store, Duration::from_secs(10)).await;
     let volume = alone.volume().clone();
-    volume.build_apart().await.expect("built apart");
     let report = Arc::new(Report::default());
     let options = Options {
         selection: Selection::new(&[], &how.exclude),
@@ -80,11 +97,7 @@ async fn put_with(store: Arc<dyn Store>, source: &Path, how: &How) -> Arc<Report
         true => -LATER_SECONDS,
         false => LATER_SECONDS,
     };
-    let origin = Origin {
-        fd: open_named(source).expect("opened"),
-        path: b"/source".to_vec(),
-        names: vec![how.name.into()],
-    };
+    let origin = origin(source, how.name);
     let commits = async {
         loop {
             tokio::time::sleep(Duration::from_millis(4)).await;
@@ -451,23 +464,10 @@ fn the_put_after_an_interrupted_one_sends_little() {
     }
     let runtime = runtime();
     runtime.block_on(async {
-        let alone = Alone::begin(AloneParts {
-            repository: Arc::new(open(&bucket.memory).await),
-            volume: "main".into(),
-            command: "test".into(),
-            memory_bytes: 256 << 20,
-            steal: true,
-            accept_loss: false,
-        });
-        let alone = alone.await.expect("begun");
-        alone.volume().build_apart().await.expect("built apart");
+        let alone = begun(bucket.memory.clone(), Duration::from_secs(10)).await;
         let report = Arc::new(Report::default());
         let job = Job::new(alone.volume().clone(), Arc::default(), report);
-        let origin = Origin {
-            fd: open_named(home.path()).expect("opened"),
-            path: b"/source".to_vec(),
-            names: vec![b"tree".to_vec()],
-        };
+        let origin = origin(home.path(), "tree");
         let done = put(&Arc::new(job), origin, &new_file()).await;
         done.expect("stored");
         // Cancelled by a signal: no snapshot, and the end of the session keeps what is stored.
@@ -483,4 +483,42 @@ fn the_put_after_an_interrupted_one_sends_little() {
     let sent = bucket.bytes("data/") - before;
     assert!(sent < 1 << 20, "{sent} bytes were sent again");
     require_equal(&bucket, "tree", home.path());
+}
+
+/// The root holds the snapshot, and the put does not learn of it before the store is back. The end
+/// of the session must not put the volume back behind its own snapshot.
+#[test]
+fn a_snapshot_whose_answer_was_lost_stays_what_the_volume_shows() {
+    let (bucket, home) = (Bucket::new(), made());
+    let faults = Arc::new(FaultStore::new(bucket.memory.clone()));
+    let runtime = runtime();
+    runtime.block_on(async {
+        let alone = begun(faults.clone(), Duration::from_secs(1)).await;
+        let volume = alone.volume().clone();
+        let job = Job::new(volume.clone(), Arc::default(), Arc::default());
+        let done = put(&Arc::new(job), origin(home.path(), "tree"), &new_file()).await;
+        done.expect("stored");
+        let gate = Gate::new();
+        let root = |fault| Strike::with(fault).on(Operation::Replace).keys("root");
+        let fails = || Fault::FailBefore(StoreErrorKind::Unreachable);
+        faults.plan(root(Fault::HoldBefore(gate.clone())));
+        faults.plan(root(Fault::FailAfter(StoreErrorKind::OutcomeUnknown)));
+        faults.plan(root(fails()).nth(2).always());
+        let asked = tokio::spawn(async move { volume.snapshot(SnapshotRequest::default()).await });
+        while faults.struck() < 2 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let silent = Strike::with(fails()).on(Operation::Get).keys("root");
+        faults.plan(silent.always());
+        gate.open();
+        let error = asked.await.expect("no panic").expect_err("unknown");
+        assert!(matches!(error, VolumeError::OutcomeUnknown(_)), "{error}");
+        faults.heal();
+        alone.finish().await.expect("ended");
+        let list = open(&bucket.memory).await.snapshots().await;
+        assert_eq!(list.expect("read").iter().count(), 1, "it was made");
+    });
+    runtime.shutdown_background();
+    require_equal(&bucket, "tree", home.path());
+    is_clean(&bucket);
 }

@@ -51,9 +51,14 @@ impl Facts {
         self.allocated < self.size
     }
 
+    /// Returns what tells the file from all others that exist now.
+    pub fn key(&self) -> (u64, u64) {
+        (self.filesystem, self.inode)
+    }
+
     /// Returns true if the file is the same and neither it nor its contents changed between both.
     pub fn is_same(&self, later: &Facts) -> bool {
-        (self.filesystem, self.inode) == (later.filesystem, later.inode)
+        self.key() == later.key()
             && self.size == later.size
             && self.modified == later.modified
             && self.changed == later.changed

@@ -62,6 +62,15 @@ impl Options {
     }
 }
 
+/// A file with several names.
+#[derive(Debug, Clone, Copy)]
+pub struct Linked {
+    /// What the source said of it.
+    pub facts: Facts,
+    /// Its inode in the volume; none while it is being stored, or if it could not be read.
+    pub inode: Option<u64>,
+}
+
 /// A put in progress.
 pub struct Job {
     /// The volume.
@@ -72,9 +81,8 @@ pub struct Job {
     pub started: Timestamp,
     /// What was done so far.
     pub report: Arc<Report>,
-    /// The inode in the volume of each file with several names; none while it is being stored, or
-    /// if it could not be read.
-    pub links: Mutex<HashMap<(u64, u64), Option<u64>>>,
+    /// The files with several names, by filesystem and inode.
+    pub links: Mutex<HashMap<(u64, u64), Linked>>,
     /// Limits the large files that are read at once.
     pub large: Semaphore,
 }
@@ -113,9 +121,19 @@ impl Job {
     /// Notes the inode of a file that has several names.
     pub fn linked(&self, facts: &Facts, inode: u64) {
         if facts.links > 1 {
-            let key = (facts.filesystem, facts.inode);
-            self.links.lock().insert(key, Some(inode));
+            let linked = Linked {
+                facts: *facts,
+                inode: Some(inode),
+            };
+            self.links.lock().insert(facts.key(), linked);
         }
+    }
+
+    /// Returns the inode of a file that has several names, if it has not changed since it was
+    /// stored. Another file may have got its number.
+    pub fn stored(&self, facts: &Facts) -> Option<u64> {
+        let linked = self.links.lock().get(&facts.key()).copied()?;
+        linked.inode.filter(|_| linked.facts.is_same(facts))
     }
 
     /// Returns what an inode gets of these facts. `is_whole` is false for a file that changed while

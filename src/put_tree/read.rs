@@ -99,6 +99,21 @@ pub fn open_directory(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<OwnedFd
     )?)
 }
 
+/// Opens the directory that has these names below an open directory.
+///
+/// # Errors
+/// The I/O error of opening one of them, as [`open_directory`].
+pub fn open_below<'a>(
+    directory: BorrowedFd<'_>,
+    names: impl Iterator<Item = &'a [u8]>,
+) -> io::Result<OwnedFd> {
+    let mut below = directory.try_clone_to_owned()?;
+    for name in names {
+        below = open_directory(below.as_fd(), name)?;
+    }
+    Ok(below)
+}
+
 /// Opens a regular file of an open directory. Its time of the last read stays if the caller may ask
 /// for that.
 ///
@@ -125,6 +140,16 @@ pub fn facts_of(fd: BorrowedFd<'_>) -> io::Result<Facts> {
     Ok(Facts::from(&rustix::fs::fstat(fd)?))
 }
 
+/// Returns what stat(2) says of a name in a directory.
+///
+/// # Errors
+/// The I/O error of the call.
+pub fn facts_at(directory: BorrowedFd<'_>, name: &[u8]) -> io::Result<Facts> {
+    let name = OsStr::from_bytes(name);
+    let looked = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok(Facts::from(&looked))
+}
+
 /// Returns the entries of a directory, in the order of their names' bytes. Those that are gone
 /// before they were looked at are left out.
 ///
@@ -140,17 +165,9 @@ pub fn entries(directory: BorrowedFd<'_>) -> io::Result<Vec<Entry>> {
         }
     }
     names.sort_unstable();
-    let look = |name: Vec<u8>| {
-        let path = OsStr::from_bytes(&name);
-        match rustix::fs::statat(directory, path, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => None,
-            looked => Some(Entry {
-                facts: looked
-                    .map(|stat| Facts::from(&stat))
-                    .map_err(io::Error::from),
-                name,
-            }),
-        }
+    let look = |name: Vec<u8>| match facts_at(directory, &name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        facts => Some(Entry { facts, name }),
     };
     Ok(names.into_iter().filter_map(look).collect())
 }

@@ -14,7 +14,7 @@ use tokio::task::{JoinError, JoinSet};
 use crate::fault::PATH_BYTES_MAX;
 use crate::put_tree::facts::Facts;
 use crate::put_tree::file::{FileEntry, store};
-use crate::put_tree::job::{Job, Pass, new_inode, waiting};
+use crate::put_tree::job::{Job, Linked, Pass, new_inode, waiting};
 use crate::put_tree::read::{self, Entry, Xattrs};
 use crate::put_tree::remove::{named, remove};
 use crate::put_tree::report::Report;
@@ -70,7 +70,7 @@ struct Later {
     directory: Arc<Directory>,
     name: Vec<u8>,
     path: Vec<u8>,
-    key: (u64, u64),
+    facts: Facts,
 }
 
 /// The entries of a directory at the source, and its extended attributes if it has changed.
@@ -83,6 +83,8 @@ struct Listing {
 
 struct Walker {
     job: Arc<Job>,
+    /// The directory that the user named, and its path.
+    origin: (Arc<OwnedFd>, Vec<u8>),
     /// The filesystem of the directory that the user named.
     filesystem: u64,
     tasks: JoinSet<Result<(), VolumeError>>,
@@ -99,18 +101,16 @@ struct Walker {
 pub async fn put(job: &Arc<Job>, origin: Origin, new: &NewInode) -> Result<(), StreamError> {
     let inode = directory(&job.volume, &origin.names, new).await?;
     let facts = read::facts_of(origin.fd.as_fd())?;
+    let fd = Arc::new(origin.fd);
     let mut walker = Walker {
         job: job.clone(),
+        origin: (fd.clone(), origin.path.clone()),
         filesystem: facts.filesystem,
         tasks: JoinSet::new(),
         permits: Arc::new(Semaphore::new(Job::files_at_once())),
         later: Vec::new(),
     };
-    let mut way = vec![
-        walker
-            .enter(origin.fd, origin.path, facts, (inode, false))
-            .await?,
-    ];
+    let mut way = vec![walker.enter(fd, origin.path, facts, (inode, false)).await?];
     while let Some(frame) = way.last_mut() {
         match frame.below.next() {
             Some(below) => {
@@ -148,7 +148,7 @@ impl Walker {
     /// Handles all entries of a directory but the directories in it.
     async fn enter(
         &mut self,
-        fd: OwnedFd,
+        fd: Arc<OwnedFd>,
         path: Vec<u8>,
         facts: Facts,
         (inode, is_new): (u64, bool),
@@ -156,7 +156,6 @@ impl Walker {
         let job = self.job.clone();
         Report::count(&job.report.directories);
         let is_unchanged = !is_new && job.is_unchanged(inode, &facts).await?;
-        let fd = Arc::new(fd);
         let has_contents = !self.passes(&facts, &path);
         let listing = self.list(&fd, is_unchanged, has_contents).await;
         if let Some(problem) = &listing.problem {
@@ -289,10 +288,12 @@ impl Walker {
         path: &[u8],
         facts: &Facts,
     ) -> bool {
-        let key = (facts.filesystem, facts.inode);
-        match self.job.links.lock().entry(key) {
+        match self.job.links.lock().entry(facts.key()) {
             hash_map::Entry::Vacant(vacant) => {
-                vacant.insert(None);
+                vacant.insert(Linked {
+                    facts: *facts,
+                    inode: None,
+                });
                 return false;
             }
             hash_map::Entry::Occupied(_) => {}
@@ -301,7 +302,7 @@ impl Walker {
             directory: directory.clone(),
             name: name.to_vec(),
             path: path.to_vec(),
-            key,
+            facts: *facts,
         });
         true
     }
@@ -425,7 +426,7 @@ impl Walker {
                 self.job.volume.make(parent, &name, new).await?.inode
             }
         };
-        let entered = self.enter(fd, path, facts, (inode, there.is_none()));
+        let entered = self.enter(Arc::new(fd), path, facts, (inode, there.is_none()));
         Ok(Some(entered.await?))
     }
 
@@ -442,15 +443,72 @@ impl Walker {
     }
 
     async fn link(&self, later: &Later) -> Result<(), VolumeError> {
+        let report = &self.job.report;
+        let linked = self.job.links.lock().get(&later.facts.key()).copied();
+        if linked.is_none_or(|linked| linked.inode.is_none()) {
+            let error = io::Error::other("the file has another name, and was not read there");
+            report.problem(&later.path, &error);
+            let there = named(&self.job.volume, later.directory.inode, &later.name).await?;
+            return self.clear(&later.directory, there).await;
+        }
+        match self.job.stored(&later.facts) {
+            Some(inode) => self.link_to(inode, later).await,
+            None => self.link_or_store(later).await,
+        }
+    }
+
+    /// Looks at a further name once more, because the file under the first name is not the one that
+    /// was listed under this one. Stores a file of its own if it is still another.
+    async fn link_or_store(&self, later: &Later) -> Result<(), VolumeError> {
+        let (origin, above) = &self.origin;
+        let (origin, name) = (origin.clone(), later.name.clone());
+        let below = later.path.strip_prefix(&above[..]).unwrap_or_default();
+        let below = below.strip_suffix(&name[..]).unwrap_or_default().to_vec();
+        let looked = waiting(move || {
+            let names = below.split(|byte| *byte == b'/');
+            let names = names.filter(|name| !name.is_empty());
+            let parent = read::open_below(origin.as_fd(), names)?;
+            let facts = read::facts_at(parent.as_fd(), &name)?;
+            Ok((Arc::new(parent), facts))
+        });
+        let there = named(&self.job.volume, later.directory.inode, &later.name).await?;
+        let kind = mode::kind(later.facts.mode);
+        let (parent, facts) = match looked.await {
+            Ok((parent, facts)) if mode::kind(facts.mode) == kind => (parent, facts),
+            looked => {
+                let stale = || io::Error::from_raw_os_error(libc::ESTALE);
+                let error = looked.err().unwrap_or_else(stale);
+                self.job.report.problem(&later.path, &error);
+                return self.clear(&later.directory, there).await;
+            }
+        };
+        if let Some(inode) = self.job.stored(&facts) {
+            return self.link_to(inode, later).await;
+        }
+        let (name, path) = (later.name.clone(), later.path.clone());
+        if !mode::is_regular(facts.mode) {
+            self.clear(&later.directory, there).await?;
+            let place = (&later.directory, &parent);
+            return self.other(place, (name, path), facts).await;
+        }
+        if there.as_ref().is_some_and(Named::is_directory) {
+            self.clear(&later.directory, there).await?;
+        }
+        let directory = later.directory.inode;
+        let file = FileEntry {
+            directory,
+            parent,
+            name,
+            path,
+        };
+        store(&self.job, file).await
+    }
+
+    /// Gives an inode of the volume a further name.
+    async fn link_to(&self, inode: u64, later: &Later) -> Result<(), VolumeError> {
         let (volume, report) = (&self.job.volume, &self.job.report);
         let directory = later.directory.inode;
         let there = named(volume, directory, &later.name).await?;
-        let known = self.job.links.lock().get(&later.key).copied().flatten();
-        let Some(inode) = known else {
-            let error = io::Error::other("the file has another name, and was not read there");
-            report.problem(&later.path, &error);
-            return self.clear(&later.directory, there).await;
-        };
         if there.as_ref().is_some_and(|there| there.inode == inode) {
             Report::count(&report.unchanged);
             return Ok(());

@@ -522,3 +522,40 @@ fn a_snapshot_whose_answer_was_lost_stays_what_the_volume_shows() {
     require_equal(&bucket, "tree", home.path());
     is_clean(&bucket);
 }
+
+/// A name is listed long after the file under another name of it was stored. By then its inode
+/// number may be that of another file.
+#[test]
+fn a_further_name_of_what_is_another_file_now_gets_its_own_contents() {
+    let (bucket, home) = (Bucket::new(), TempDir::new().expect("made"));
+    let at = |path: &str| home.path().join(path);
+    for directory in ["x", "y"] {
+        std::fs::create_dir(at(directory)).expect("made");
+    }
+    std::fs::write(at("x/a"), b"first").expect("made");
+    std::fs::hard_link(at("x/a"), at("y/c")).expect("made");
+    std::fs::hard_link(at("x/a"), at("y/d")).expect("made");
+    let runtime = runtime();
+    runtime.block_on(async {
+        let alone = begun(bucket.memory.clone(), Duration::from_secs(10)).await;
+        let job = Job::new(alone.volume().clone(), Arc::default(), Arc::default());
+        let job = Arc::new(job);
+        let done = put(&job, origin(&at("x"), "x"), &new_file()).await;
+        done.expect("stored");
+        // The same number, and another file: its size and its times differ.
+        std::fs::write(at("y/c"), b"another file").expect("made");
+        let done = put(&job, origin(&at("y"), "y"), &new_file()).await;
+        done.expect("stored");
+        let made = alone.volume().snapshot(SnapshotRequest::default()).await;
+        made.expect("a snapshot");
+        alone.finish().await.expect("ended");
+    });
+    runtime.shutdown_background();
+    let contents = |tree: Tree| tree.into_values().map(|file| (file.1, file.2));
+    let x = contents(shown(&bucket, "x").expect("it is there"));
+    assert_eq!(x.collect::<Vec<_>>(), [(1, b"first".to_vec())]);
+    let y = contents(shown(&bucket, "y").expect("it is there"));
+    let wanted = (2, b"another file".to_vec());
+    assert_eq!(y.collect::<Vec<_>>(), [wanted.clone(), wanted]);
+    is_clean(&bucket);
+}

@@ -63,31 +63,35 @@ struct Deposit {
 /// in the report, and the name is removed.
 ///
 /// # Errors
-/// Those of changing the volume.
-pub(super) async fn store(job: &Job, file: FileEntry) -> Result<(), VolumeError> {
+/// [`StreamError::Volume`] if the volume cannot be changed, [`StreamError::Read`] if this process
+/// lacks descriptors or memory.
+pub(super) async fn store(job: &Job, file: FileEntry) -> Result<(), StreamError> {
     for read in 1.. {
         let deposit = match deposit(job, &file).await {
             Ok(deposit) => deposit,
-            Err(StreamError::Volume(error)) => return Err(error),
+            Err(error @ StreamError::Volume(_)) => return Err(error),
             Err(error) => return leave_out(job, &file, error).await,
         };
         if deposit.is_whole || read >= READS_MAX {
-            return keep(job, &file, deposit).await;
+            return Ok(keep(job, &file, deposit).await?);
         }
         job.volume.drop_deposit(deposit.inode).await?;
     }
     Ok(())
 }
 
-async fn leave_out(job: &Job, file: &FileEntry, error: StreamError) -> Result<(), VolumeError> {
+async fn leave_out(job: &Job, file: &FileEntry, error: StreamError) -> Result<(), StreamError> {
     let error = match error {
         StreamError::Read(error) => error,
         error => io::Error::other(error),
     };
-    job.report.problem(&file.path, &error);
+    job.report.problem(&file.path, &error)?;
     let directory = file.directory;
     match named(&job.volume, directory, &file.name).await? {
-        Some(there) => remove(&job.volume, directory, &there).await.map(drop),
+        Some(there) => {
+            remove(&job.volume, directory, &there).await?;
+            Ok(())
+        }
         None => Ok(()),
     }
 }

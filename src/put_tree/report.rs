@@ -1,5 +1,6 @@
 //! What a put of directories did: counters for its progress, and the files that it names.
 
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -80,10 +81,37 @@ impl Report {
     }
 
     /// Names a file that could not be read. One that is gone is only counted.
-    pub fn problem(&self, path: &[u8], error: &std::io::Error) {
-        match error.kind() {
-            std::io::ErrorKind::NotFound => Report::count(&self.vanished),
+    ///
+    /// # Errors
+    /// The same error if this process lacks descriptors or memory. It says nothing of the file, and
+    /// a snapshot without that file would be wrong.
+    pub fn problem(&self, path: &[u8], error: &io::Error) -> io::Result<()> {
+        match error.raw_os_error() {
+            Some(code @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
+                return Err(io::Error::from_raw_os_error(code));
+            }
+            _ if error.kind() == io::ErrorKind::NotFound => Report::count(&self.vanished),
             _ => self.unread.lock().add(path, error.to_string()),
         }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_wrong_with_a_file_counts_as_its_problem() {
+        let report = Report::default();
+        let problem = |code| report.problem(b"/file", &io::Error::from_raw_os_error(code));
+        for code in [libc::EMFILE, libc::ENFILE, libc::ENOMEM] {
+            assert_eq!(problem(code).unwrap_err().raw_os_error(), Some(code));
+        }
+        assert_eq!(report.unread.lock().count(), 0);
+        problem(libc::EACCES).unwrap();
+        problem(libc::ENOENT).unwrap();
+        assert_eq!(report.unread.lock().count(), 1);
+        assert_eq!(report.vanished.load(Ordering::Relaxed), 1);
     }
 }

@@ -87,7 +87,7 @@ struct Walker {
     origin: (Arc<OwnedFd>, Vec<u8>),
     /// The filesystem of the directory that the user named.
     filesystem: u64,
-    tasks: JoinSet<Result<(), VolumeError>>,
+    tasks: JoinSet<Result<(), StreamError>>,
     permits: Arc<Semaphore>,
     later: Vec<Later>,
 }
@@ -96,8 +96,9 @@ struct Walker {
 /// that are absent get the owner of `new`.
 ///
 /// # Errors
-/// [`StreamError::Read`] if the directory itself cannot be read, [`StreamError::Path`] if it cannot
-/// have its names in the volume, [`StreamError::Volume`] if the volume cannot be changed.
+/// [`StreamError::Read`] if the directory itself cannot be read, or this process lacks descriptors or
+/// memory; [`StreamError::Path`] if the directory cannot have its names in the volume;
+/// [`StreamError::Volume`] if the volume cannot be changed.
 pub async fn put(job: &Arc<Job>, origin: Origin, new: &NewInode) -> Result<(), StreamError> {
     let inode = directory(&job.volume, &origin.names, new).await?;
     let facts = read::facts_of(origin.fd.as_fd())?;
@@ -124,7 +125,7 @@ pub async fn put(job: &Arc<Job>, origin: Origin, new: &NewInode) -> Result<(), S
             }
         }
     }
-    Ok(walker.finish().await?)
+    walker.finish().await
 }
 
 /// Gives a directory its attributes, if no other task changes its names.
@@ -152,14 +153,14 @@ impl Walker {
         path: Vec<u8>,
         facts: Facts,
         (inode, is_new): (u64, bool),
-    ) -> Result<Frame, VolumeError> {
+    ) -> Result<Frame, StreamError> {
         let job = self.job.clone();
         Report::count(&job.report.directories);
         let is_unchanged = !is_new && job.is_unchanged(inode, &facts).await?;
         let has_contents = !self.passes(&facts, &path);
         let listing = self.list(&fd, is_unchanged, has_contents).await;
         if let Some(problem) = &listing.problem {
-            job.report.problem(&path, problem);
+            job.report.problem(&path, problem)?;
         }
         let directory = Arc::new(Directory {
             inode,
@@ -240,13 +241,14 @@ impl Walker {
         path: Vec<u8>,
         entry: Entry,
         there: Option<Named>,
-    ) -> Result<Option<Below>, VolumeError> {
+    ) -> Result<Option<Below>, StreamError> {
         let Entry { name, facts } = entry;
         let facts = match facts.and_then(|facts| storable(directory, &name).map(|()| facts)) {
             Ok(facts) => facts,
             Err(error) => {
-                self.job.report.problem(&path, &error);
-                return self.clear(directory, there).await.map(|()| None);
+                self.job.report.problem(&path, &error)?;
+                self.clear(directory, there).await?;
+                return Ok(None);
             }
         };
         if mode::is_directory(facts.mode) {
@@ -254,7 +256,8 @@ impl Walker {
         }
         if facts.mode & libc::S_IFMT == libc::S_IFSOCK {
             Report::count(&self.job.report.sockets);
-            return self.clear(directory, there).await.map(|()| None);
+            self.clear(directory, there).await?;
+            return Ok(None);
         }
         if facts.links > 1 && self.is_further(directory, &name, &path, &facts) {
             return Ok(None);
@@ -344,7 +347,7 @@ impl Walker {
         (directory, fd): (&Arc<Directory>, &Arc<OwnedFd>),
         (name, path): (Vec<u8>, Vec<u8>),
         facts: Facts,
-    ) -> Result<(), VolumeError> {
+    ) -> Result<(), StreamError> {
         let (fd, entry) = (fd.clone(), name.clone());
         let read = waiting(move || {
             let target = match mode::is_symlink(facts.mode) {
@@ -356,7 +359,7 @@ impl Walker {
         let (target, (xattrs, lists)) = match read.await {
             Ok(read) => read,
             Err(error) => {
-                self.job.report.problem(&path, &error);
+                self.job.report.problem(&path, &error)?;
                 return Ok(());
             }
         };
@@ -379,13 +382,13 @@ impl Walker {
         &mut self,
         directory: Arc<Directory>,
         file: FileEntry,
-    ) -> Result<(), VolumeError> {
+    ) -> Result<(), StreamError> {
         let permit = self.permits.clone().acquire_owned().await;
         let job = self.job.clone();
         self.tasks.spawn(async move {
             let _permit = permit;
             store(&job, file).await?;
-            leave(&job, directory).await
+            Ok(leave(&job, directory).await?)
         });
         while let Some(ended) = self.tasks.try_join_next() {
             result_of(ended)?;
@@ -394,7 +397,7 @@ impl Walker {
     }
 
     /// Opens a directory, makes it in the volume if it is new, and enters it.
-    async fn descend(&mut self, frame: &Frame, below: Below) -> Result<Option<Frame>, VolumeError> {
+    async fn descend(&mut self, frame: &Frame, below: Below) -> Result<Option<Frame>, StreamError> {
         let Below { name, there } = below;
         let path = join(&frame.path, &name);
         let (fd, entry, length) = (frame.fd.clone(), name.clone(), path.len());
@@ -409,8 +412,9 @@ impl Walker {
         let (fd, facts) = match opened.await {
             Ok(opened) => opened,
             Err(error) => {
-                self.job.report.problem(&path, &error);
-                return self.clear(&frame.directory, there).await.map(|()| None);
+                self.job.report.problem(&path, &error)?;
+                self.clear(&frame.directory, there).await?;
+                return Ok(None);
             }
         };
         let (there, other) = match there {
@@ -431,7 +435,7 @@ impl Walker {
     }
 
     /// Waits for all files, and gives those with several names the further ones.
-    async fn finish(mut self) -> Result<(), VolumeError> {
+    async fn finish(mut self) -> Result<(), StreamError> {
         while let Some(ended) = self.tasks.join_next().await {
             result_of(ended)?;
         }
@@ -442,24 +446,24 @@ impl Walker {
         Ok(())
     }
 
-    async fn link(&self, later: &Later) -> Result<(), VolumeError> {
+    async fn link(&self, later: &Later) -> Result<(), StreamError> {
         let report = &self.job.report;
         let linked = self.job.links.lock().get(&later.facts.key()).copied();
         if linked.is_none_or(|linked| linked.inode.is_none()) {
             let error = io::Error::other("the file has another name, and was not read there");
-            report.problem(&later.path, &error);
+            report.problem(&later.path, &error)?;
             let there = named(&self.job.volume, later.directory.inode, &later.name).await?;
-            return self.clear(&later.directory, there).await;
+            return Ok(self.clear(&later.directory, there).await?);
         }
         match self.job.stored(&later.facts) {
-            Some(inode) => self.link_to(inode, later).await,
+            Some(inode) => Ok(self.link_to(inode, later).await?),
             None => self.link_or_store(later).await,
         }
     }
 
     /// Looks at a further name once more, because the file under the first name is not the one that
     /// was listed under this one. Stores a file of its own if it is still another.
-    async fn link_or_store(&self, later: &Later) -> Result<(), VolumeError> {
+    async fn link_or_store(&self, later: &Later) -> Result<(), StreamError> {
         let (origin, above) = &self.origin;
         let (origin, name) = (origin.clone(), later.name.clone());
         let below = later.path.strip_prefix(&above[..]).unwrap_or_default();
@@ -478,12 +482,12 @@ impl Walker {
             looked => {
                 let stale = || io::Error::from_raw_os_error(libc::ESTALE);
                 let error = looked.err().unwrap_or_else(stale);
-                self.job.report.problem(&later.path, &error);
-                return self.clear(&later.directory, there).await;
+                self.job.report.problem(&later.path, &error)?;
+                return Ok(self.clear(&later.directory, there).await?);
             }
         };
         if let Some(inode) = self.job.stored(&facts) {
-            return self.link_to(inode, later).await;
+            return Ok(self.link_to(inode, later).await?);
         }
         let (name, path) = (later.name.clone(), later.path.clone());
         if !mode::is_regular(facts.mode) {
@@ -523,8 +527,8 @@ impl Walker {
     }
 }
 
-fn result_of(ended: Result<Result<(), VolumeError>, JoinError>) -> Result<(), VolumeError> {
-    ended.unwrap_or_else(|error| Err(VolumeError::Commit(format!("a task ended: {error}"))))
+fn result_of(ended: Result<Result<(), StreamError>, JoinError>) -> Result<(), StreamError> {
+    ended.unwrap_or_else(|error| Err(StreamError::Read(io::Error::other(error))))
 }
 
 /// Returns the names of a directory of the volume.

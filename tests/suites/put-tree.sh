@@ -209,6 +209,24 @@ what_cannot_be_read_is_named() {
     "$SUITE_TMP/documented"
 }
 
+# A put with few descriptors keeps to them, or ends: it leaves nothing out for want of them.
+few_open_files_are_enough() {
+  local wide=$SUITE_TMP/siblings deep=$SUITE_TMP/deep before
+  mkdir -p "$wide" "$deep"
+  (cd "$wide" && mkdir $(seq 1000) && for name in *; do echo "$name" >"$name/file"; done)
+  # shellcheck disable=SC2046
+  (cd "$deep" && mkdir -p "$(printf 'd/%.0s' $(seq 400))")
+  few() { (ulimit -n 256 && bkfs "$@"); }
+  exits 0 few put "$URL" / "$wide" --json
+  tells 'unread | length' 0
+  is_restored /siblings "$wide"
+  before=$(names_of)
+  exits 1 few put "$URL" / "$deep" --json
+  says 'Too many open files'
+  [ "$(names_of)" = "$before" ] || wrong "a put that lacked descriptors made a snapshot"
+  rm -rf "$wide" "$deep"
+}
+
 bad_arguments_are_refused() {
   local before
   before=$(names_of)
@@ -405,6 +423,7 @@ case_of "changes and removals arrive" changes_and_removals_arrive
 case_of "patterns, caches and other filesystems are left out" patterns_and_filesystems_are_left_out
 case_of "files of bkfs itself are left out" its_own_files_are_left_out
 case_of "what cannot be read is named" what_cannot_be_read_is_named
+case_of "few open files are enough" few_open_files_are_enough
 case_of "bad arguments are refused" bad_arguments_are_refused
 case_of "a put that is ended shows nothing" a_put_that_is_ended_shows_nothing
 case_of "moving sources are named and stored" moving_sources_are_named_and_stored

@@ -58,6 +58,16 @@ struct Frame {
     below: std::vec::IntoIter<Below>,
 }
 
+/// A directory of the volume that is to become equal to one of the source.
+#[derive(Clone, Copy)]
+struct Place {
+    inode: u64,
+    /// Just made, so that it holds nothing.
+    is_new: bool,
+    /// The user named the directory.
+    is_origin: bool,
+}
+
 /// A directory in another that the walk will enter.
 struct Below {
     name: Vec<u8>,
@@ -78,6 +88,9 @@ struct Later {
 struct Listing {
     entries: Vec<Entry>,
     xattrs: Option<Xattrs>,
+    /// Why the entries are not all.
+    unlisted: Option<io::Error>,
+    /// Why the extended attributes are not read.
     problem: Option<io::Error>,
 }
 
@@ -111,7 +124,12 @@ pub async fn put(job: &Arc<Job>, origin: Origin, new: &NewInode) -> Result<(), S
         permits: Arc::new(Semaphore::new(Job::files_at_once())),
         later: Vec::new(),
     };
-    let mut way = vec![walker.enter(fd, origin.path, facts, (inode, false)).await?];
+    let place = Place {
+        inode,
+        is_new: false,
+        is_origin: true,
+    };
+    let mut way = vec![walker.enter(fd, origin.path, facts, place).await?];
     while let Some(frame) = way.last_mut() {
         match frame.below.next() {
             Some(below) => {
@@ -152,13 +170,20 @@ impl Walker {
         fd: Arc<OwnedFd>,
         path: Vec<u8>,
         facts: Facts,
-        (inode, is_new): (u64, bool),
+        place: Place,
     ) -> Result<Frame, StreamError> {
         let job = self.job.clone();
+        let Place { inode, is_new, .. } = place;
         Report::count(&job.report.directories);
         let is_unchanged = !is_new && job.is_unchanged(inode, &facts).await?;
         let has_contents = !self.passes(&facts, &path);
         let listing = self.list(&fd, is_unchanged, has_contents).await;
+        match listing.unlisted {
+            // What is there may be all there is of it, so nothing is removed.
+            Some(error) if place.is_origin => return Err(StreamError::Read(error)),
+            Some(error) => job.report.problem(&path, &error)?,
+            None => {}
+        }
         if let Some(problem) = &listing.problem {
             job.report.problem(&path, problem)?;
         }
@@ -218,7 +243,7 @@ impl Walker {
             if has_contents {
                 match read::entries(fd.as_fd()) {
                     Ok(entries) => listing.entries = entries,
-                    Err(error) => listing.problem = Some(error),
+                    Err(error) => listing.unlisted = Some(error),
                 }
             }
             if job.options.exclude_caches && read::is_cache(fd.as_fd()) {
@@ -228,7 +253,7 @@ impl Walker {
             Ok(listing)
         });
         listed.await.unwrap_or_else(|error| Listing {
-            problem: Some(error),
+            unlisted: Some(error),
             ..Listing::default()
         })
     }
@@ -430,7 +455,12 @@ impl Walker {
                 self.job.volume.make(parent, &name, new).await?.inode
             }
         };
-        let entered = self.enter(Arc::new(fd), path, facts, (inode, there.is_none()));
+        let place = Place {
+            inode,
+            is_new: there.is_none(),
+            is_origin: false,
+        };
+        let entered = self.enter(Arc::new(fd), path, facts, place);
         Ok(Some(entered.await?))
     }
 

@@ -16,6 +16,7 @@ use bkfs::put_tree::report::Report;
 use bkfs::put_tree::{Origin, open_named, put};
 use bkfs::repository::open_in;
 use bkfs::restore::selection::Selection;
+use bkfs::stream::StreamError;
 use bkfs::tree::item::Attributes;
 use bkfs::volume::error::VolumeError;
 use bkfs::volume::requests::SnapshotRequest;
@@ -26,6 +27,7 @@ use bkfs::walk;
 use bkfs_store::{Operation, Store, StoreErrorKind};
 use bkfs_testing::counting::CountingStore;
 use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
+use rustix::fs::{Mode, OFlags};
 use tempfile::TempDir;
 
 use crate::copying::open;
@@ -558,4 +560,27 @@ fn a_further_name_of_what_is_another_file_now_gets_its_own_contents() {
     let wanted = (2, b"another file".to_vec());
     assert_eq!(y.collect::<Vec<_>>(), [wanted.clone(), wanted]);
     is_clean(&bucket);
+}
+
+/// A directory that cannot be listed is not one without files.
+#[test]
+fn a_directory_that_cannot_be_listed_keeps_what_the_volume_has_of_it() {
+    let (bucket, home) = (Bucket::new(), made());
+    put_into(&bucket, home.path(), &how("tree"));
+    let runtime = runtime();
+    runtime.block_on(async {
+        let alone = begun(bucket.memory.clone(), Duration::from_secs(10)).await;
+        let job = Job::new(alone.volume().clone(), Arc::default(), Arc::default());
+        let mut origin = origin(home.path(), "tree");
+        // It can be looked at, and not be listed.
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        origin.fd = rustix::fs::open(home.path(), flags, Mode::empty()).expect("opened");
+        let error = put(&Arc::new(job), origin, &new_file()).await;
+        assert!(matches!(error, Err(StreamError::Read(_))), "{error:?}");
+        let made = alone.volume().snapshot(SnapshotRequest::default()).await;
+        made.expect("a snapshot");
+        alone.finish().await.expect("ended");
+    });
+    runtime.shutdown_background();
+    require_equal(&bucket, "tree", home.path());
 }

@@ -477,22 +477,15 @@ impl Walker {
     }
 
     async fn link(&self, later: &Later) -> Result<(), StreamError> {
-        let report = &self.job.report;
-        let linked = self.job.links.lock().get(&later.facts.key()).copied();
-        if linked.is_none_or(|linked| linked.inode.is_none()) {
-            let error = io::Error::other("the file has another name, and was not read there");
-            report.problem(&later.path, &error)?;
-            let there = named(&self.job.volume, later.directory.inode, &later.name).await?;
-            return Ok(self.clear(&later.directory, there).await?);
-        }
         match self.job.stored(&later.facts) {
             Some(inode) => Ok(self.link_to(inode, later).await?),
             None => self.link_or_store(later).await,
         }
     }
 
-    /// Looks at a further name once more, because the file under the first name is not the one that
-    /// was listed under this one. Stores a file of its own if it is still another.
+    /// Looks at a further name once more, because the file under the first name could not be read,
+    /// or is not the one that was listed under this one. Stores a file of its own if that is so
+    /// still.
     async fn link_or_store(&self, later: &Later) -> Result<(), StreamError> {
         let (origin, above) = &self.origin;
         let (origin, name) = (origin.clone(), later.name.clone());

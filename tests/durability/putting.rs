@@ -11,7 +11,7 @@ use std::time::Duration;
 use bkfs::maintain::check::check;
 use bkfs::maintain::options::CheckOptions;
 use bkfs::mounting::alone::{Alone, AloneParts};
-use bkfs::put_tree::job::{Job, Options};
+use bkfs::put_tree::job::{Job, Linked, Options};
 use bkfs::put_tree::report::Report;
 use bkfs::put_tree::{Origin, open_named, put};
 use bkfs::repository::open_in;
@@ -577,6 +577,33 @@ fn a_directory_that_cannot_be_listed_keeps_what_the_volume_has_of_it() {
         origin.fd = rustix::fs::open(home.path(), flags, Mode::empty()).expect("opened");
         let error = put(&Arc::new(job), origin, &new_file()).await;
         assert!(matches!(error, Err(StreamError::Read(_))), "{error:?}");
+        let made = alone.volume().snapshot(SnapshotRequest::default()).await;
+        made.expect("a snapshot");
+        alone.finish().await.expect("ended");
+    });
+    runtime.shutdown_background();
+    require_equal(&bucket, "tree", home.path());
+}
+
+/// The first name of a file is gone, or leads elsewhere, when it is to be read. The file has others.
+#[test]
+fn a_file_whose_first_name_is_not_read_is_stored_under_the_next() {
+    let (bucket, home) = (Bucket::new(), TempDir::new().expect("made"));
+    let at = |path: &str| home.path().join(path);
+    std::fs::create_dir(at("below")).expect("made");
+    std::fs::write(at("a"), b"contents").expect("made");
+    std::fs::hard_link(at("a"), at("below/b")).expect("made");
+    let runtime = runtime();
+    runtime.block_on(async {
+        let alone = begun(bucket.memory.clone(), Duration::from_secs(10)).await;
+        let job = Job::new(alone.volume().clone(), Arc::default(), Arc::default());
+        let facts = bkfs::put_tree::facts::Facts::from(&rustix::fs::stat(at("a")).expect("read"));
+        let unread = Linked { facts, inode: None };
+        job.links.lock().insert(facts.key(), unread);
+        let job = Arc::new(job);
+        let done = put(&job, origin(home.path(), "tree"), &new_file()).await;
+        done.expect("stored");
+        assert_eq!(job.report.unread.lock().count(), 0);
         let made = alone.volume().snapshot(SnapshotRequest::default()).await;
         made.expect("a snapshot");
         alone.finish().await.expect("ended");

@@ -48,6 +48,8 @@ struct Directory {
     facts: Facts,
     /// None to keep those that it has.
     xattrs: Option<Xattrs>,
+    /// False if the next put has to read its extended attributes again.
+    is_whole: bool,
 }
 
 /// A directory that the walk is in.
@@ -155,11 +157,12 @@ async fn leave(job: &Job, directory: Arc<Directory>) -> Result<(), VolumeError> 
         inode,
         facts,
         xattrs,
+        is_whole,
     } = directory;
     if xattrs.is_none() && job.is_unchanged(inode, &facts).await? {
         return Ok(());
     }
-    let stamp = job.stamp(&facts, xattrs, true);
+    let stamp = job.stamp(&facts, xattrs, is_whole);
     job.volume.stamp(inode, &stamp).await
 }
 
@@ -191,6 +194,7 @@ impl Walker {
             inode,
             facts,
             xattrs: listing.xattrs,
+            is_whole: listing.problem.is_none(),
         });
         let mut there = match is_new {
             true => HashMap::new(),

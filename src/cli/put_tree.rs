@@ -493,7 +493,7 @@ fn conclude(report: &Report) -> Result<(), Failure> {
         ));
     }
     let count = unread.count();
-    let message = format!("{count} files could not be read; the snapshot does not have them");
+    let message = format!("{count} files could not be read; the snapshot lacks them or parts");
     Err(Failure::new(message).code(Code::Partly))
 }
 

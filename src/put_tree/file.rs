@@ -13,13 +13,12 @@ use bytes::Bytes;
 use crate::extents::MAX_FILE_BYTES;
 use crate::put_tree::facts::Facts;
 use crate::put_tree::job::{Job, new_inode, waiting};
-use crate::put_tree::read::{self, Xattrs};
+use crate::put_tree::read::{self, Held};
 use crate::put_tree::remove::{named, remove};
 use crate::put_tree::report::Report;
 use crate::stream::source::Source;
 use crate::stream::{StreamError, fill};
 use crate::volume::data::WriteOptions;
-use crate::volume::error::VolumeError;
 
 /// Times that a file is read until it does not change meanwhile.
 const READS_MAX: u32 = 3;
@@ -46,7 +45,7 @@ pub(super) struct FileEntry {
 struct Opened {
     fd: OwnedFd,
     facts: Facts,
-    xattrs: Xattrs,
+    held: Held,
     contents: Option<Bytes>,
 }
 
@@ -54,7 +53,7 @@ struct Opened {
 struct Deposit {
     inode: u64,
     facts: Facts,
-    xattrs: Xattrs,
+    held: Held,
     /// False if the file changed while it was read.
     is_whole: bool,
 }
@@ -73,7 +72,7 @@ pub(super) async fn store(job: &Job, file: FileEntry) -> Result<(), StreamError>
             Err(error) => return leave_out(job, &file, error).await,
         };
         if deposit.is_whole || read >= READS_MAX {
-            return Ok(keep(job, &file, deposit).await?);
+            return keep(job, &file, deposit).await;
         }
         job.volume.drop_deposit(deposit.inode).await?;
     }
@@ -96,11 +95,11 @@ async fn leave_out(job: &Job, file: &FileEntry, error: StreamError) -> Result<()
     }
 }
 
-async fn keep(job: &Job, file: &FileEntry, deposit: Deposit) -> Result<(), VolumeError> {
+async fn keep(job: &Job, file: &FileEntry, deposit: Deposit) -> Result<(), StreamError> {
     let Deposit {
         inode,
         facts,
-        xattrs,
+        held,
         is_whole,
     } = deposit;
     if !is_whole {
@@ -112,7 +111,11 @@ async fn keep(job: &Job, file: &FileEntry, deposit: Deposit) -> Result<(), Volum
         .volume
         .name_deposit(inode, directory, &file.name, modified);
     named.await?;
-    let mut stamp = job.stamp(&facts, Some(xattrs), is_whole);
+    if let Some(error) = &held.unread {
+        job.report.problem(&file.path, error)?;
+    }
+    let has_all = is_whole && held.unread.is_none();
+    let mut stamp = job.stamp(&facts, Some(held.xattrs), has_all);
     stamp.size_bytes = is_whole.then_some(facts.size);
     job.volume.stamp(inode, &stamp).await?;
     job.linked(&facts, inode);
@@ -136,7 +139,7 @@ async fn deposit(job: &Job, file: &FileEntry) -> Result<Deposit, StreamError> {
             Ok(Deposit {
                 inode,
                 facts: opened.facts,
-                xattrs: opened.xattrs,
+                held: opened.held,
                 is_whole,
             })
         }
@@ -157,8 +160,8 @@ async fn open(job: &Job, file: &FileEntry) -> Result<Opened, StreamError> {
         if facts.size > MAX_FILE_BYTES {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        let (xattrs, lists) = read::xattrs(fd.as_fd())?;
-        report.lists.fetch_add(lists, Ordering::Relaxed);
+        let held = read::xattrs(fd.as_fd());
+        report.lists.fetch_add(held.left_out, Ordering::Relaxed);
         let is_small = facts.size <= SMALL_BYTES && !facts.may_have_holes();
         let contents = match is_small {
             true => Some(read::whole(fd.as_fd(), facts.size as usize)?),
@@ -167,7 +170,7 @@ async fn open(job: &Job, file: &FileEntry) -> Result<Opened, StreamError> {
         Ok(Opened {
             fd,
             facts,
-            xattrs,
+            held,
             contents,
         })
     });

@@ -137,7 +137,7 @@ impl Job {
     }
 
     /// Returns what an inode gets of these facts. `is_whole` is false for a file that changed while
-    /// it was read: the next put reads it again.
+    /// it was read, or was not read with all its attributes: the next put reads it again.
     pub fn stamp(&self, facts: &Facts, xattrs: Option<Xattrs>, is_whole: bool) -> Stamp {
         let never = Timestamp {
             seconds: i64::MIN,

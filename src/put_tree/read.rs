@@ -39,6 +39,17 @@ const XATTR_BYTES_MAX: usize = 64 * 1024;
 /// Extended attributes with their values.
 pub type Xattrs = Vec<(Vec<u8>, Bytes)>;
 
+/// What was read of the extended attributes of a file.
+#[derive(Debug, Default)]
+pub struct Held {
+    /// Those that bkfs stores.
+    pub xattrs: Xattrs,
+    /// The number of those of `system.`, as access control lists, which bkfs does not store.
+    pub left_out: u64,
+    /// Why others could not be read.
+    pub unread: Option<io::Error>,
+}
+
 /// An entry of a directory.
 #[derive(Debug)]
 pub struct Entry {
@@ -191,57 +202,81 @@ pub fn link_target(directory: BorrowedFd<'_>, name: &[u8]) -> io::Result<Bytes> 
     Ok(Bytes::from(target.into_bytes()))
 }
 
-/// Returns the extended attributes of an open file or directory, but for access control lists and
-/// others of `system.`, which bkfs does not store, and their number.
-///
-/// # Errors
-/// The I/O error of reading them.
-pub fn xattrs(fd: BorrowedFd<'_>) -> io::Result<(Xattrs, u64)> {
+/// Returns the extended attributes of an open file or directory.
+pub fn xattrs(fd: BorrowedFd<'_>) -> Held {
     xattrs_by(
         |buffer| rustix::fs::flistxattr(fd, buffer),
         |name, buffer| rustix::fs::fgetxattr(fd, name, buffer),
     )
 }
 
-/// Does the same for what is not opened: links, fifos and devices.
+/// Returns the same of what is not opened: links, fifos and devices.
 ///
 /// # Errors
-/// The I/O error of reading them.
-pub fn xattrs_at(directory: BorrowedFd<'_>, name: &[u8]) -> io::Result<(Xattrs, u64)> {
-    let mut path = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
+/// The I/O error of looking at the name.
+pub fn xattrs_at(directory: BorrowedFd<'_>, name: &[u8]) -> io::Result<Held> {
+    xattrs_through("/proc/self/fd", directory, name)
+}
+
+/// Does so through the paths that `descriptors` has for open directories.
+fn xattrs_through(descriptors: &str, directory: BorrowedFd<'_>, name: &[u8]) -> io::Result<Held> {
+    let mut path = format!("{descriptors}/{}/", directory.as_raw_fd()).into_bytes();
     path.extend_from_slice(name);
     let path = CString::new(path)?;
-    xattrs_by(
+    let held = xattrs_by(
         |buffer| rustix::fs::llistxattr(&path, buffer),
         |name, buffer| rustix::fs::lgetxattr(&path, name, buffer),
-    )
+    );
+    if held.unread.is_some() {
+        // Without /proc each path is absent, and the file is there.
+        facts_at(directory, name)?;
+    }
+    Ok(held)
 }
 
 fn xattrs_by(
     list: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
     get: impl Fn(&CStr, &mut [u8]) -> rustix::io::Result<usize>,
-) -> io::Result<(Xattrs, u64)> {
+) -> Held {
+    let mut held = Held::default();
     let names = match sized(&list) {
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok((Vec::new(), 0)),
-        names => names?,
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => return held,
+        Err(error) => {
+            held.unread = Some(unread("its extended attributes", error));
+            return held;
+        }
+        Ok(names) => names,
     };
-    let (mut xattrs, mut left_out) = (Vec::new(), 0);
     for name in names.split_inclusive(|byte| *byte == 0) {
         let Ok(name) = CStr::from_bytes_with_nul(name) else {
             continue;
         };
         if name.to_bytes().starts_with(b"system.") {
-            left_out += 1;
+            held.left_out += 1;
             continue;
         }
         match sized(|buffer| get(name, buffer)) {
-            Ok(value) => xattrs.push((name.to_bytes().to_vec(), Bytes::from(value))),
+            Ok(value) => {
+                let xattr = (name.to_bytes().to_vec(), Bytes::from(value));
+                held.xattrs.push(xattr);
+            }
             // It was removed meanwhile.
             Err(Errno::NODATA) => {}
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                let what = format!("its attribute {}", name.to_string_lossy());
+                held.unread.get_or_insert(unread(&what, error));
+            }
         }
     }
-    Ok((xattrs, left_out))
+    held
+}
+
+/// Returns an error that names a part of a file. A lack of memory stays one.
+fn unread(what: &str, error: Errno) -> io::Error {
+    match error {
+        Errno::NOMEM => error.into(),
+        error => io::Error::other(format!("{what}: {error}")),
+    }
 }
 
 /// Calls a function that fills a buffer, with one that is long enough.
@@ -398,14 +433,36 @@ mod tests {
         }
         let directory = open_named(home.path()).unwrap();
         let (fd, _) = open_file(directory.as_fd(), b"file").unwrap();
-        let (mut xattrs, _) = xattrs(fd.as_fd()).unwrap();
+        let mut xattrs = super::xattrs(fd.as_fd()).xattrs;
         xattrs.sort();
         xattrs.retain(|(name, _)| name.starts_with(b"user."));
         let names: Vec<&[u8]> = xattrs.iter().map(|(name, _)| &name[..]).collect();
         assert_eq!(names, [&b"user.long"[..], b"user.short"]);
         assert_eq!(xattrs[0].1, long);
-        let (held, _) = xattrs_at(directory.as_fd(), b"file").unwrap();
-        assert_eq!(held.len(), super::xattrs(fd.as_fd()).unwrap().0.len());
+        let held = xattrs_at(directory.as_fd(), b"file").unwrap();
+        assert_eq!(held.xattrs.len(), super::xattrs(fd.as_fd()).xattrs.len());
+    }
+
+    #[test]
+    fn an_attribute_that_cannot_be_read_is_named_and_the_others_are_read() {
+        let held = xattrs_by(
+            |buffer| {
+                let names = b"user.a\0security.b\0system.c\0user.d\0";
+                buffer[..names.len()].copy_from_slice(names);
+                Ok(names.len())
+            },
+            |name, buffer| match name.to_bytes() {
+                b"security.b" => Err(Errno::ACCESS),
+                _ => {
+                    buffer[0] = 7;
+                    Ok(1)
+                }
+            },
+        );
+        let names: Vec<&[u8]> = held.xattrs.iter().map(|(name, _)| &name[..]).collect();
+        assert_eq!(names, [&b"user.a"[..], b"user.d"]);
+        assert_eq!(held.left_out, 1);
+        assert!(held.unread.unwrap().to_string().contains("security.b"));
     }
 
     #[test]

@@ -236,13 +236,10 @@ impl Walker {
         let listed = waiting(move || {
             let mut listing = Listing::default();
             if !is_unchanged {
-                match read::xattrs(fd.as_fd()) {
-                    Ok((xattrs, lists)) => {
-                        job.report.lists.fetch_add(lists, Ordering::Relaxed);
-                        listing.xattrs = Some(xattrs);
-                    }
-                    Err(error) => listing.problem = Some(error),
-                }
+                let held = read::xattrs(fd.as_fd());
+                job.report.lists.fetch_add(held.left_out, Ordering::Relaxed);
+                listing.xattrs = Some(held.xattrs);
+                listing.problem = held.unread;
             }
             if has_contents {
                 match read::entries(fd.as_fd()) {
@@ -385,7 +382,7 @@ impl Walker {
             };
             Ok((target, read::xattrs_at(fd.as_fd(), &entry)?))
         });
-        let (target, (xattrs, lists)) = match read.await {
+        let (target, held) = match read.await {
             Ok(read) => read,
             Err(error) => {
                 self.job.report.problem(&path, &error)?;
@@ -393,13 +390,17 @@ impl Walker {
             }
         };
         let (volume, report) = (&self.job.volume, &self.job.report);
-        report.lists.fetch_add(lists, Ordering::Relaxed);
+        report.lists.fetch_add(held.left_out, Ordering::Relaxed);
+        if let Some(error) = &held.unread {
+            report.problem(&path, error)?;
+        }
         let new = NewInode {
             target,
             ..new_inode(&facts, 0)
         };
         let made = volume.make(directory.inode, &name, new).await?;
-        let stamp = self.job.stamp(&facts, Some(xattrs), true);
+        let has_all = held.unread.is_none();
+        let stamp = self.job.stamp(&facts, Some(held.xattrs), has_all);
         volume.stamp(made.inode, &stamp).await?;
         self.job.linked(&facts, made.inode);
         Report::count(&report.stored);

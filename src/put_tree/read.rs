@@ -275,6 +275,7 @@ fn xattrs_by(
 fn unread(what: &str, error: Errno) -> io::Error {
     match error {
         Errno::NOMEM => error.into(),
+        Errno::NOENT => io::Error::other(format!("{what}: no path to it, is /proc mounted?")),
         error => io::Error::other(format!("{what}: {error}")),
     }
 }
@@ -441,6 +442,17 @@ mod tests {
         assert_eq!(xattrs[0].1, long);
         let held = xattrs_at(directory.as_fd(), b"file").unwrap();
         assert_eq!(held.xattrs.len(), super::xattrs(fd.as_fd()).xattrs.len());
+    }
+
+    #[test]
+    fn a_file_without_a_path_through_proc_is_no_file_that_is_gone() {
+        let home = tempfile::TempDir::new().unwrap();
+        std::os::unix::fs::symlink("nowhere", home.path().join("link")).unwrap();
+        let directory = open_named(home.path()).unwrap();
+        let held = xattrs_through("/absent/fd", directory.as_fd(), b"link").unwrap();
+        assert!(held.unread.is_some() && held.xattrs.is_empty());
+        let gone = xattrs_through("/absent/fd", directory.as_fd(), b"gone").unwrap_err();
+        assert_eq!(gone.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! Owns: how it begins and ends, and what becomes of errors. Does not own: what is written.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -11,15 +13,20 @@ use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
 use crate::cli::target::target;
 use crate::mounting::alone::{Alone, AloneParts};
+use crate::mounting::ending::Deadline;
 use crate::mounting::error::MountingError;
 use crate::mounting::settings::Settings;
 use crate::repository::Repository;
 use crate::root::error::RootError;
 use crate::root::snapshots::SnapshotReference;
+use crate::volume::requests::{CommitOutcome, SnapshotRequest};
 
 /// The volume that puts go to unless --volume is given. A mount of the default volume does not hold
 /// it.
 const VOLUME: &str = "streams";
+
+/// Time limit of the last commit after a signal. That commit only spares the next put some work.
+const LAST_COMMIT: Duration = Duration::from_secs(10);
 
 /// What a session is begun with.
 pub struct Begin<'a> {
@@ -43,6 +50,8 @@ pub struct Session {
     pub volume: String,
     /// The session in the root.
     pub alone: Alone,
+    /// A signal has ended the work.
+    is_signalled: AtomicBool,
 }
 
 impl Session {
@@ -73,6 +82,41 @@ impl Session {
             repository,
             volume,
             alone,
+            is_signalled: AtomicBool::new(false),
+        })
+    }
+
+    /// Does work until a signal ends it.
+    ///
+    /// # Errors
+    /// Those of the work; a failure that names the signal.
+    pub async fn stoppable<T>(
+        &self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        tokio::select! {
+            done = work => done,
+            why = signals() => {
+                self.is_signalled.store(true, Ordering::Relaxed);
+                Err(Failure::new(why))
+            }
+        }
+    }
+
+    /// Makes the snapshot of the work.
+    ///
+    /// # Errors
+    /// The failure of the snapshot. After a signal its outcome is unknown.
+    pub async fn snapshot(&self, request: SnapshotRequest) -> Result<CommitOutcome, Failure> {
+        let made = async { Ok(self.alone.volume().snapshot(request).await?) };
+        let made = self.stoppable(made).await;
+        made.map_err(|failure| match self.is_signalled.load(Ordering::Relaxed) {
+            true => {
+                let hint = "bkfs snapshots says whether it was made.";
+                let failure = failure.context("the snapshot was being made");
+                failure.code(Code::Unknown).hint(hint)
+            }
+            false => failure,
         })
     }
 
@@ -92,7 +136,7 @@ impl Session {
             }),
             made => made,
         };
-        let finished = self.alone.finish().await;
+        let finished = finish(self.alone, self.is_signalled.into_inner()).await;
         let made = work.map_err(|failure| match failure.code {
             Code::Unknown => failure,
             _ => failure.context("no snapshot was made"),
@@ -102,6 +146,26 @@ impl Session {
             output.remark(format_args!("could not end the session: {error}"));
         }
         Ok(made)
+    }
+}
+
+/// Ends a session. A signal limits the time of the last commit, and a second one ends it.
+async fn finish(alone: Alone, mut is_signalled: bool) -> Result<(), MountingError> {
+    let deadline = Deadline::default();
+    if is_signalled {
+        deadline.draw_to(LAST_COMMIT);
+    }
+    let mut finished = std::pin::pin!(alone.finish_by(&deadline));
+    loop {
+        tokio::select! {
+            biased;
+            finished = &mut finished => return finished,
+            _ = signals() => match is_signalled {
+                true => deadline.end(),
+                false => deadline.draw_to(LAST_COMMIT),
+            },
+        }
+        is_signalled = true;
     }
 }
 

@@ -17,7 +17,7 @@ use crate::cli::limits::OpenFiles;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, ProgressForm, bytes, complain, name_text};
 use crate::cli::progress::{Position, Progress};
-use crate::cli::put_session::{Begin, Session, signals};
+use crate::cli::put_session::{Begin, Session};
 use crate::cli::runtime::block_on;
 use crate::json_name::with_name;
 use crate::put_tree::job::{Job, Options};
@@ -213,7 +213,7 @@ pub fn run(command: &Directories<'_>, global: &Global, output: &Output) -> Resul
                 tags: command.tags.to_vec(),
                 ..SnapshotRequest::default()
             };
-            Ok(session.alone.volume().snapshot(request).await?)
+            session.snapshot(request).await
         };
         let work = work.await;
         let made = session.end(work, output).await?;
@@ -306,7 +306,6 @@ async fn store(
         return Err(Failure::new(message).hint(hint));
     }
     let volume = session.alone.volume();
-    volume.build_apart().await?;
     let stop = Stop::default();
     let total = match output.progress_form() {
         ProgressForm::Nothing => Arc::default(),
@@ -328,6 +327,7 @@ async fn store(
         profile: 0,
     };
     let all = async {
+        volume.build_apart().await?;
         for origin in origins {
             let path = origin.path.clone();
             let done = put(&job, origin, &new).await;
@@ -335,10 +335,7 @@ async fn store(
         }
         Ok(())
     };
-    let done = tokio::select! {
-        done = all => done,
-        why = signals() => Err(Failure::new(why)),
-    };
+    let done = session.stoppable(all).await;
     drop(stop);
     bar.finish().await;
     done

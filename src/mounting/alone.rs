@@ -115,8 +115,16 @@ impl Alone {
     /// Makes the last commit and ends the session.
     ///
     /// # Errors
-    /// [`MountingError::Volume`] if accepted data is not in the bucket; [`MountingError::Root`].
+    /// As [`Alone::finish_by`].
     pub async fn finish(self) -> Result<(), MountingError> {
-        self.writer.finish(&Deadline::default()).await
+        self.finish_by(&Deadline::default()).await
+    }
+
+    /// Does the same, and gives the last commit up at the deadline.
+    ///
+    /// # Errors
+    /// [`MountingError::Volume`] if accepted data is not in the bucket; [`MountingError::Root`].
+    pub async fn finish_by(self, deadline: &Deadline) -> Result<(), MountingError> {
+        self.writer.finish(deadline).await
     }
 }

@@ -406,6 +406,13 @@ a_full_store_is_waited_for() {
   mkdir -p "$full"
   mount -t tmpfs -o size=24M none "$full"
   exits 0 bkfs init --no-encryption "$full/bucket"
+  # A signal ends it although the store takes nothing more.
+  begin_put "$full/bucket" / "$SRC"
+  wait_for 30 grep -q 'No space left' "$SUITE_TMP/put.log" || wrong "$(cat "$SUITE_TMP/put.log")"
+  kill -INT "$(pgrep -P "$PUT" -x bkfs)" || wrong "it had ended already"
+  wait_for 30 gone "$PUT" 0 || wrong "it goes on after a signal"
+  put_ends
+  [ "$STATUS" = 1 ] || wrong "ended by a signal with $STATUS"
   begin_put "$full/bucket" / "$SRC"
   wait_for 30 grep -q 'No space left' "$SUITE_TMP/put.log" || wrong "$(cat "$SUITE_TMP/put.log")"
   exits 0 bkfs snapshots --volume streams "$full/bucket"

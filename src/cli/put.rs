@@ -50,6 +50,7 @@ use crate::volume::requests::{CommitOutcome, SnapshotRequest};
 /// links, devices, fifos, holes, owners, times and extended attributes. What DIR does not have any
 /// more leaves PATH/DIR. Files that have not changed since the last put to this PATH are not read
 /// again. Until the snapshot is made, the volume shows nothing of it. A DIR of / becomes PATH itself.
+/// All hosts that put into one volume share its paths: give each host a PATH of its own.
 ///
 /// The exit code is 3 if files could not be read. They are named, and the snapshot lacks them.
 ///
@@ -57,7 +58,7 @@ use crate::volume::requests::{CommitOutcome, SnapshotRequest};
 /// slash. * matches any characters but a slash, ** any characters, ? one character, [a-z] one of
 /// these.
 ///
-///   bkfs put s3://bucket/prefix / /etc /home --exclude '/home/*/.cache' --exclude '*.tmp'
+///   bkfs put s3://bucket/prefix web1 /etc /home --exclude '/home/*/.cache' --exclude '*.tmp'
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Put {

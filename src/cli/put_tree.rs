@@ -181,6 +181,17 @@ fn chosen(path: &[u8], sources: &[PathBuf]) -> Result<Vec<Chosen>, Failure> {
     Ok(chosen)
 }
 
+/// Refuses a put of / to / into the volume that all puts share: it would remove what others have put
+/// there.
+fn refuse_whole(chosen: &[Chosen], volume_is_given: bool) -> Result<(), Failure> {
+    if volume_is_given || chosen.iter().all(|chosen| !chosen.names.is_empty()) {
+        return Ok(());
+    }
+    let message = "/ would become the whole volume, and all other dumps and directories would leave \
+                   it: give a PATH, as the name of this host, or a --volume of its own";
+    Err(Failure::usage(message))
+}
+
 /// Stores directories, makes a snapshot, and prints it.
 ///
 /// # Errors
@@ -189,6 +200,7 @@ fn chosen(path: &[u8], sources: &[PathBuf]) -> Result<Vec<Chosen>, Failure> {
 /// read: the snapshot is made without them.
 pub fn run(command: &Directories<'_>, global: &Global, output: &Output) -> Result<(), Failure> {
     let chosen = chosen(command.path.as_bytes(), command.sources)?;
+    refuse_whole(&chosen, global.volume_is_given)?;
     let selection = command.options.selection()?;
     OpenFiles::raise();
     block_on(async {
@@ -523,6 +535,16 @@ mod tests {
         assert!(refused("/..", &["/etc"]).contains("no names"));
         assert!(refused("/", &["/home/.snapshots"]).contains("mount's own"));
         assert!(names("/x", &["/home/.snapshots"]).is_ok());
+    }
+
+    #[test]
+    fn a_whole_machine_gets_a_path_or_a_volume_of_its_own() {
+        let root = [PathBuf::from("/")];
+        let whole = chosen(b"/", &root).unwrap();
+        assert!(refuse_whole(&whole, false).is_err());
+        refuse_whole(&whole, true).unwrap();
+        refuse_whole(&chosen(b"host", &root).unwrap(), false).unwrap();
+        refuse_whole(&chosen(b"/", &["/etc".into()]).unwrap(), false).unwrap();
     }
 
     #[test]

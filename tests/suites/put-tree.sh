@@ -239,6 +239,8 @@ bad_arguments_are_refused() {
   says 'absent: No such file'
   exits 1 bkfs put "$URL" x "$SUITE_TMP/absent"
   says 'absent: No such file'
+  exits 2 bkfs put "$URL" / /
+  says 'would become the whole volume'
   exits 2 bkfs put "$URL" file "$SRC/small" --exclude x
   says '--exclude is for directories'
   exits 2 bkfs put "$URL" .snapshots "$SRC"

@@ -41,7 +41,7 @@ pub struct Options {
 /// Why the contents of a directory are left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pass {
-    /// They are part of bkfs itself, as the text says.
+    /// They are part of bkfs itself, or no files, as the text says.
     Own(&'static str),
     /// They lie on another filesystem than the directory that the user named.
     OtherFilesystem,
@@ -49,15 +49,25 @@ pub enum Pass {
 
 impl Options {
     /// Returns why the contents of a directory are left out, if they are. `filesystem` is that of
-    /// the directory that the user named.
-    pub fn pass(&self, facts: &Facts, filesystem: u64) -> Option<Pass> {
+    /// the directory that the user named. `is_made_up` tells, of other filesystems, whether the kernel
+    /// makes up what is in the directory.
+    pub fn pass(
+        &self,
+        facts: &Facts,
+        filesystem: u64,
+        is_made_up: impl FnOnce() -> bool,
+    ) -> Option<Pass> {
         let is_other = facts.filesystem != filesystem;
         if let Some(why) = self.own.get(&(facts.filesystem, facts.inode)) {
             Some(Pass::Own(why))
         } else if is_other && self.mounts.contains(&facts.filesystem) {
             Some(Pass::Own("it is a mount of bkfs"))
+        } else if is_other && self.one_file_system {
+            Some(Pass::OtherFilesystem)
+        } else if is_other && is_made_up() {
+            Some(Pass::Own("the kernel makes up what is in it"))
         } else {
-            (is_other && self.one_file_system).then_some(Pass::OtherFilesystem)
+            None
         }
     }
 }

@@ -36,6 +36,28 @@ const XATTR_BYTES: usize = 1024;
 /// Length of the longest of them (XATTR_SIZE_MAX and XATTR_LIST_MAX of Linux), in bytes.
 const XATTR_BYTES_MAX: usize = 64 * 1024;
 
+/// Types of filesystems that hold no files of anyone (`linux/magic.h`): proc, sysfs, debugfs, tracefs,
+/// securityfs, selinuxfs, configfs, cgroup, cgroup2, bpf, pstore, efivarfs, binfmt_misc, devpts,
+/// fusectl and rpc_pipefs.
+const MADE_UP: [u32; 16] = [
+    0x9fa0,
+    0x6265_6572,
+    0x6462_6720,
+    0x7472_6163,
+    0x7363_6673,
+    0xf97c_ff8c,
+    0x6265_6570,
+    0x0027_e0eb,
+    0x6367_7270,
+    0xcafe_4a11,
+    0x6165_676c,
+    0xde5e_81e4,
+    0x4249_4e4d,
+    0x1cd1,
+    0x6573_5543,
+    0x6759_6969,
+];
+
 /// Extended attributes with their values.
 pub type Xattrs = Vec<(Vec<u8>, Bytes)>;
 
@@ -181,6 +203,12 @@ pub fn entries(directory: BorrowedFd<'_>) -> io::Result<Vec<Entry>> {
         facts => Some(Entry { facts, name }),
     };
     Ok(names.into_iter().filter_map(look).collect())
+}
+
+/// Returns true if the kernel makes up what is in a directory: proc and others like it.
+pub fn is_made_up(directory: BorrowedFd<'_>) -> bool {
+    let found = rustix::fs::fstatfs(directory);
+    found.is_ok_and(|found| MADE_UP.contains(&(found.f_type as u32)))
 }
 
 /// Returns true if a directory says that it is a cache.
@@ -390,6 +418,14 @@ mod tests {
         let facts = entries[0].facts.as_ref().unwrap();
         assert!(mode::is_symlink(facts.mode));
         assert_eq!(entries[1].facts.as_ref().unwrap().size, 5);
+    }
+
+    #[test]
+    fn what_the_kernel_makes_up_is_told_from_files() {
+        let home = tempfile::TempDir::new().unwrap();
+        assert!(!is_made_up(open_named(home.path()).unwrap().as_fd()));
+        let proc = open_named(Path::new("/proc/self")).unwrap();
+        assert!(is_made_up(proc.as_fd()));
     }
 
     #[test]

@@ -58,8 +58,10 @@ impl Survey<'_> {
     /// Adds the files of a directory, and returns the directories in it.
     fn enter(&mut self, fd: OwnedFd, path: Vec<u8>) -> Frame {
         let options = self.options;
-        let facts = read::facts_of(fd.as_fd()).ok();
-        let passes = facts.is_none_or(|facts| options.pass(&facts, self.filesystem).is_some());
+        let is_made_up = || read::is_made_up(fd.as_fd());
+        let passes = read::facts_of(fd.as_fd()).map_or(true, |facts| {
+            options.pass(&facts, self.filesystem, is_made_up).is_some()
+        });
         let is_cache = options.exclude_caches && read::is_cache(fd.as_fd());
         let entries = match passes || is_cache {
             true => Vec::new(),

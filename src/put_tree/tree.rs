@@ -179,7 +179,7 @@ impl Walker {
         let Place { inode, is_new, .. } = place;
         Report::count(&job.report.directories);
         let is_unchanged = !is_new && job.is_unchanged(inode, &facts).await?;
-        let has_contents = !self.passes(&facts, &path);
+        let has_contents = !self.passes(&fd, &facts, &path);
         let listing = self.list(&fd, is_unchanged, has_contents).await;
         match listing.unlisted {
             // What is there may be all there is of it, so nothing is removed.
@@ -223,8 +223,9 @@ impl Walker {
     }
 
     /// Returns true if the contents of a directory are left out.
-    fn passes(&self, facts: &Facts, path: &[u8]) -> bool {
-        let pass = self.job.options.pass(facts, self.filesystem);
+    fn passes(&self, fd: &OwnedFd, facts: &Facts, path: &[u8]) -> bool {
+        let is_made_up = || read::is_made_up(fd.as_fd());
+        let pass = (self.job.options).pass(facts, self.filesystem, is_made_up);
         if let Some(Pass::Own(why)) = pass {
             self.job.report.passed.lock().add(path, why);
         }

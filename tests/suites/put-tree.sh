@@ -165,16 +165,18 @@ patterns_and_filesystems_are_left_out() {
 
 its_own_files_are_left_out() {
   local all=$SUITE_TMP/all
-  mkdir -p "$all/mounted" "$all/bucket"
+  mkdir -p "$all/mounted" "$all/bucket" "$all/proc"
+  mount -t proc none "$all/proc"
   echo file >"$all/file"
   exits 0 bkfs init --no-encryption "$all/bucket"
   exits 0 mount_at "$all/bucket" "$all/mounted"
   echo live >"$all/mounted/live"
   exits 0 bkfs put "$all/bucket" / "$all"
-  says 'left out: .*all/bucket' 'left out: .*all/mounted: it is a mount'
+  says 'left out: .*all/bucket' 'left out: .*all/mounted: it is a mount' 'left out: .*all/proc'
   exits 0 bkfs find --volume streams --snapshot latest "$all/bucket" '*'
-  says 'all/file' 'all/bucket' 'all/mounted'
-  says_not 'bucket/root|mounted/live'
+  says 'all/file' 'all/bucket' 'all/mounted' 'all/proc'
+  says_not 'bucket/root|mounted/live|proc/'
+  umount "$all/proc"
   mkdir -p "$all/bucket/data"
   exits 2 bkfs put "$all/bucket" / "$all/bucket/data"
   says 'lies in the bucket'

@@ -148,14 +148,18 @@ pub fn open_below<'a>(
 }
 
 /// Opens a regular file of an open directory. Its time of the last read stays if the caller may ask
-/// for that.
+/// for that. Waits while another process gives up its lease of the file.
 ///
 /// # Errors
 /// The I/O error of opening it; ESTALE if it is no regular file any more.
 pub fn open_file(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<(OwnedFd, Facts)> {
     let open = |flags| rustix::fs::openat(parent, OsStr::from_bytes(name), flags, Mode::empty());
     let fd = match open(OPEN.union(OFlags::NOATIME)) {
-        Err(Errno::PERM) => open(OPEN)?,
+        Err(Errno::PERM) => open(OPEN),
+        opened => opened,
+    };
+    let fd = match fd {
+        Err(Errno::AGAIN) => open_leased(parent, name)?,
         opened => opened?,
     };
     let facts = facts_of(fd.as_fd())?;
@@ -163,6 +167,20 @@ pub fn open_file(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<(OwnedFd, Fa
         true => Ok((fd, facts)),
         false => Err(Errno::STALE.into()),
     }
+}
+
+/// Opens a regular file that another process has leased, which needs a call that may wait. What has
+/// the name is looked at first, since such a call waits for the writer of a fifo as well.
+fn open_leased(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = rustix::fs::openat(parent, OsStr::from_bytes(name), flags, Mode::empty())?;
+    if !mode::is_regular(facts_of(found.as_fd())?.mode) {
+        return Err(Errno::STALE.into());
+    }
+    // This path leads to the file that was looked at, whatever has the name by now.
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
 /// Returns what fstat(2) says.

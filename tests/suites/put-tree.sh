@@ -211,6 +211,33 @@ what_cannot_be_read_is_named() {
     "$SUITE_TMP/documented"
 }
 
+# leases FILE: takes a lease of it, and gives it up when another process wants the file.
+leases() {
+  exec python3 - "$1" <<'P'
+import fcntl, os, signal, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+wanted = lambda *_: (fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK), os._exit(0))
+signal.signal(signal.SIGIO, wanted)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+open(sys.argv[1] + ".leased", "w").close()
+signal.alarm(60)
+while True:
+    signal.pause()
+P
+}
+leased_files_are_waited_for() {
+  local leased=$SUITE_TMP/leased pid
+  mkdir -p "$leased"
+  echo contents >"$leased/file"
+  leases "$leased/file" &
+  pid=$!
+  wait_for 20 test -e "$leased/file.leased" || wrong "no lease"
+  exits 0 bkfs put "$URL" / "$leased" --json -q
+  tells 'unread | length' 0
+  wait "$pid" || wrong "the lease was not broken"
+  is_restored /leased "$leased"
+}
+
 # A put with few descriptors keeps to them, or ends: it leaves nothing out for want of them.
 few_open_files_are_enough() {
   local wide=$SUITE_TMP/siblings deep=$SUITE_TMP/deep before
@@ -434,6 +461,7 @@ case_of "changes and removals arrive" changes_and_removals_arrive
 case_of "patterns, caches and other filesystems are left out" patterns_and_filesystems_are_left_out
 case_of "files of bkfs itself are left out" its_own_files_are_left_out
 case_of "what cannot be read is named" what_cannot_be_read_is_named
+case_of "leased files are waited for" leased_files_are_waited_for
 case_of "few open files are enough" few_open_files_are_enough
 case_of "bad arguments are refused" bad_arguments_are_refused
 case_of "a put that is ended shows nothing" a_put_that_is_ended_shows_nothing

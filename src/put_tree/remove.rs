@@ -17,7 +17,8 @@ const PAGE_NAMES: usize = 1024;
 /// another name keeps its times.
 ///
 /// # Errors
-/// Those of reading and changing the volume.
+/// Those of reading and changing the volume; [`VolumeError::Malformed`] for a directory that lies in
+/// itself, or holds what is no name. Only damaged and forged trees have those.
 pub async fn remove(volume: &Volume, directory: u64, named: &Named) -> Result<u64, VolumeError> {
     if !named.is_directory() {
         unlink(volume, directory, named).await?;
@@ -34,8 +35,14 @@ pub async fn remove(volume: &Volume, directory: u64, named: &Named) -> Result<u6
         };
         let inode = level.named.inode;
         let page = walk::page(&volume.view, inode, range.clone(), PAGE_NAMES).await?;
+        if !page.faulty.is_empty() {
+            return Err(VolumeError::Malformed { inode });
+        }
         level.left = page.next.map(|next| next..range.end);
         for named in page.names {
+            if named.is_directory() && way.iter().any(|level| level.named.inode == named.inode) {
+                return Err(VolumeError::Malformed { inode });
+            }
             match named.is_directory() {
                 true => way.push(Level::new(inode, named)),
                 false => {

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::Metadata;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -150,16 +150,26 @@ pub fn are_directories(sources: &[PathBuf]) -> Result<bool, Failure> {
     }
 }
 
+/// Returns a path from the root on, without `..`: patterns name such paths. Links stay as they were
+/// given, as far as no `..` goes through them.
+fn whole(source: &Path) -> std::io::Result<PathBuf> {
+    let path = std::path::absolute(source)?;
+    let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else {
+        return std::fs::canonicalize(&path);
+    };
+    match parent.components().any(|part| part == Component::ParentDir) {
+        true => Ok(std::fs::canonicalize(parent)?.join(name)),
+        false => Ok(path),
+    }
+}
+
 /// Returns the directories with their names below `path` in the volume.
 fn chosen(path: &[u8], sources: &[PathBuf]) -> Result<Vec<Chosen>, Failure> {
     let above = names_of(path).map_err(|error| Failure::usage(error.to_string()))?;
     let mut chosen: Vec<Chosen> = Vec::new();
     for source in sources {
         let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", source.display()));
-        let mut path = std::path::absolute(source).map_err(failed)?;
-        if path.file_name().is_none() {
-            path = std::fs::canonicalize(&path).map_err(failed)?;
-        }
+        let path = whole(source).map_err(failed)?;
         let name = path.file_name().map(|name| name.as_bytes().to_vec());
         if name.is_none() && sources.len() > 1 {
             let message = "/ has no last component: put it alone, below a PATH of its own";
@@ -535,6 +545,19 @@ mod tests {
         assert!(refused("/..", &["/etc"]).contains("no names"));
         assert!(refused("/", &["/home/.snapshots"]).contains("mount's own"));
         assert!(names("/x", &["/home/.snapshots"]).is_ok());
+    }
+
+    #[test]
+    fn patterns_match_directories_that_are_given_with_dots() {
+        let home = tempfile::TempDir::new().unwrap();
+        let real = std::fs::canonicalize(home.path()).unwrap();
+        std::fs::create_dir_all(real.join("a/b")).unwrap();
+        std::os::unix::fs::symlink("b", real.join("a/link")).unwrap();
+        let path = |below: &str| chosen(b"/", &[real.join(below)]).unwrap().remove(0).path;
+        assert_eq!(path("a/b/../link"), real.join("a/link"));
+        assert_eq!(path("a/../a/link"), real.join("a/link"));
+        assert_eq!(path("a/b/.."), real.join("a"));
+        assert_eq!(path("a/link/."), real.join("a/link"));
     }
 
     #[test]

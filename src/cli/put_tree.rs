@@ -467,7 +467,9 @@ fn remarks(report: &Report, output: &Output) {
         }
         let rest = files.count().saturating_sub(SHOWN_MAX as u64);
         if rest > 0 {
-            output.finding(format_args!("{what}: {rest} more; --json names them"));
+            output.finding(format_args!(
+                "{what}: {rest} more; --json names the first 1000"
+            ));
         }
     };
     shown(&report.passed.lock(), "left out");
@@ -508,7 +510,7 @@ fn conclude(report: &Report) -> Result<(), Failure> {
     let rest = unread.count().saturating_sub(SHOWN_MAX as u64);
     if rest > 0 {
         complain(format_args!(
-            "bkfs: not read: {rest} more; --json names them"
+            "bkfs: not read: {rest} more; --json names the first 1000"
         ));
     }
     let count = unread.count();

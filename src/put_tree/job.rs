@@ -89,6 +89,8 @@ pub struct Job {
     pub options: Arc<Options>,
     /// When the put began, by this machine's clock.
     pub started: Timestamp,
+    /// The same, as the clock was then.
+    began: Timestamp,
     /// What was done so far.
     pub report: Arc<Report>,
     /// The files with several names, by filesystem and inode.
@@ -102,6 +104,7 @@ impl Job {
     pub fn new(volume: Arc<Volume>, options: Arc<Options>, report: Arc<Report>) -> Job {
         Job {
             started: volume.now(),
+            began: volume.now(),
             volume,
             options,
             report,
@@ -153,7 +156,13 @@ impl Job {
             seconds: i64::MIN,
             nanoseconds: 0,
         };
-        let started = if is_whole { self.started } else { never };
+        let now = self.volume.now();
+        let started = match is_whole {
+            false => never,
+            // The clock was set back meanwhile, so it may have been wrong when the put began.
+            true if now < self.began => now,
+            true => self.started,
+        };
         Stamp {
             mode: facts.mode,
             uid: facts.uid,

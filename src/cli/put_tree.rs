@@ -191,14 +191,14 @@ fn chosen(path: &[u8], sources: &[PathBuf]) -> Result<Vec<Chosen>, Failure> {
     Ok(chosen)
 }
 
-/// Refuses a put of / to / into the volume that all puts share: it would remove what others have put
-/// there.
+/// Refuses a put of / to / into the volume that all puts share: it would remove what others have
+/// put there.
 fn refuse_whole(chosen: &[Chosen], volume_is_given: bool) -> Result<(), Failure> {
     if volume_is_given || chosen.iter().all(|chosen| !chosen.names.is_empty()) {
         return Ok(());
     }
-    let message = "/ would become the whole volume, and all other dumps and directories would leave \
-                   it: give a PATH, as the name of this host, or a --volume of its own";
+    let message = "/ would become the whole volume, and all other dumps and directories would \
+                   leave it: give a PATH, as the name of this host, or a --volume of its own";
     Err(Failure::usage(message))
 }
 

@@ -49,8 +49,8 @@ pub enum Pass {
 
 impl Options {
     /// Returns why the contents of a directory are left out, if they are. `filesystem` is that of
-    /// the directory that the user named. `is_made_up` tells, of other filesystems, whether the kernel
-    /// makes up what is in the directory.
+    /// the directory that the user named. `is_made_up` tells whether the kernel makes up what is in
+    /// the directory; it is asked on other filesystems only.
     pub fn pass(
         &self,
         facts: &Facts,

@@ -36,9 +36,9 @@ const XATTR_BYTES: usize = 1024;
 /// Length of the longest of them (XATTR_SIZE_MAX and XATTR_LIST_MAX of Linux), in bytes.
 const XATTR_BYTES_MAX: usize = 64 * 1024;
 
-/// Types of filesystems that hold no files of anyone (`linux/magic.h`): proc, sysfs, debugfs, tracefs,
-/// securityfs, selinuxfs, configfs, cgroup, cgroup2, bpf, pstore, efivarfs, binfmt_misc, devpts,
-/// fusectl and rpc_pipefs.
+/// Types of filesystems whose contents the kernel makes up (`linux/magic.h`): proc, sysfs, debugfs,
+/// tracefs, securityfs, selinuxfs, configfs, cgroup, cgroup2, bpf, pstore, efivarfs, binfmt_misc,
+/// devpts, fusectl and rpc_pipefs.
 const MADE_UP: [u32; 16] = [
     0x9fa0,
     0x6265_6572,

@@ -17,8 +17,8 @@ const PAGE_NAMES: usize = 1024;
 /// another name keeps its times.
 ///
 /// # Errors
-/// Those of reading and changing the volume; [`VolumeError::Malformed`] for a directory that lies in
-/// itself, or holds what is no name. Only damaged and forged trees have those.
+/// Those of reading and changing the volume; [`VolumeError::Malformed`] for a directory that lies
+/// in itself, or holds what is no name. Only damaged and forged trees have those.
 pub async fn remove(volume: &Volume, directory: u64, named: &Named) -> Result<u64, VolumeError> {
     if !named.is_directory() {
         unlink(volume, directory, named).await?;

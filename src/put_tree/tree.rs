@@ -111,8 +111,8 @@ struct Walker {
 /// that are absent get the owner of `new`.
 ///
 /// # Errors
-/// [`StreamError::Read`] if the directory itself cannot be read, or this process lacks descriptors or
-/// memory; [`StreamError::Path`] if the directory cannot have its names in the volume;
+/// [`StreamError::Read`] if the directory itself cannot be read, or this process lacks descriptors
+/// or memory; [`StreamError::Path`] if the directory cannot have its names in the volume;
 /// [`StreamError::Volume`] if the volume cannot be changed.
 pub async fn put(job: &Arc<Job>, origin: Origin, new: &NewInode) -> Result<(), StreamError> {
     let inode = directory(&job.volume, &origin.names, new).await?;

@@ -586,7 +586,7 @@ fn a_directory_that_cannot_be_listed_keeps_what_the_volume_has_of_it() {
     require_equal(&bucket, "tree", home.path());
 }
 
-/// The first name of a file is gone, or leads elsewhere, when it is to be read. The file has others.
+/// The first name of a file is gone, or leads elsewhere, when it is to be read. There are others.
 #[test]
 fn a_file_whose_first_name_is_not_read_is_stored_under_the_next() {
     let (bucket, home) = (Bucket::new(), TempDir::new().expect("made"));
@@ -613,8 +613,8 @@ fn a_file_whose_first_name_is_not_read_is_stored_under_the_next() {
     require_equal(&bucket, "tree", home.path());
 }
 
-/// What a put has stored is in no tree that the volume shows. A collection must keep it all the same
-/// until the snapshot names it.
+/// What a put has stored is in no tree that the volume shows. A collection must keep it until the
+/// snapshot names it.
 #[test]
 fn a_collection_keeps_what_a_put_has_stored() {
     let (bucket, home) = (Bucket::new(), made());

@@ -31,6 +31,7 @@ mod paused;
 mod price;
 mod private;
 mod putting;
+mod putting_changes;
 mod quarantined;
 mod reading;
 mod recovery_bases;

@@ -11,12 +11,11 @@ use std::time::Duration;
 use bkfs::maintain::check::check;
 use bkfs::maintain::options::CheckOptions;
 use bkfs::mounting::alone::{Alone, AloneParts};
-use bkfs::put_tree::job::{Job, Linked, Options};
+use bkfs::put_tree::job::{Job, Options};
 use bkfs::put_tree::report::Report;
 use bkfs::put_tree::{Origin, open_named, put};
 use bkfs::repository::open_in;
 use bkfs::restore::selection::Selection;
-use bkfs::stream::StreamError;
 use bkfs::tree::item::Attributes;
 use bkfs::volume::error::VolumeError;
 use bkfs::volume::requests::SnapshotRequest;
@@ -27,10 +26,8 @@ use bkfs::walk;
 use bkfs_store::{Operation, Store, StoreErrorKind};
 use bkfs_testing::counting::CountingStore;
 use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
-use rustix::fs::{Mode, OFlags};
 use tempfile::TempDir;
 
-use crate::collecting::gc;
 use crate::copying::open;
 use crate::host::{Bucket, Unsealed, new_file, noise, opening, runtime};
 
@@ -39,11 +36,11 @@ use crate::host::{Bucket, Unsealed, new_file, noise, opening, runtime};
 const LATER_SECONDS: i64 = 60;
 
 /// Files by their paths: type, number of names, and contents.
-type Tree = BTreeMap<Vec<u8>, (u8, u32, Vec<u8>)>;
+pub type Tree = BTreeMap<Vec<u8>, (u8, u32, Vec<u8>)>;
 
 /// How a put is made.
 #[derive(Default)]
-struct How {
+pub struct How {
     /// The name of the directory in the volume.
     name: &'static str,
     exclude: Vec<std::ffi::OsString>,
@@ -53,7 +50,7 @@ struct How {
     commits: bool,
 }
 
-fn how(name: &'static str) -> How {
+pub fn how(name: &'static str) -> How {
     How {
         name,
         ..How::default()
@@ -62,7 +59,7 @@ fn how(name: &'static str) -> How {
 
 /// Begins to build a tree apart in the volume `main`, by way of a store that may be silent for so
 /// long.
-async fn begun(store: Arc<dyn Store>, patience: Duration) -> Alone {
+pub async fn begun(store: Arc<dyn Store>, patience: Duration) -> Alone {
     let opened = open_in(store, opening(patience), &mut Unsealed).await;
     let alone = Alone::begin(AloneParts {
         repository: Arc::new(opened.expect("opened")),
@@ -78,7 +75,7 @@ async fn begun(store: Arc<dyn Store>, patience: Duration) -> Alone {
 }
 
 /// Returns a directory that becomes `name` in the volume.
-fn origin(source: &Path, name: &str) -> Origin {
+pub fn origin(source: &Path, name: &str) -> Origin {
     Origin {
         fd: open_named(source).expect("opened"),
         path: b"/source".to_vec(),
@@ -121,7 +118,7 @@ async fn put_with(store: Arc<dyn Store>, source: &Path, how: &How) -> Arc<Report
     report
 }
 
-fn put_into(bucket: &Bucket, source: &Path, how: &How) -> Arc<Report> {
+pub fn put_into(bucket: &Bucket, source: &Path, how: &How) -> Arc<Report> {
     runtime().block_on(put_with(bucket.memory.clone(), source, how))
 }
 
@@ -130,7 +127,7 @@ fn count(counter: &std::sync::atomic::AtomicU64) -> u64 {
 }
 
 /// Returns the files below a directory of the volume, as a new mount shows it.
-fn shown(bucket: &Bucket, name: &str) -> Option<Tree> {
+pub fn shown(bucket: &Bucket, name: &str) -> Option<Tree> {
     let host = bucket.host();
     let inode = host.find(name);
     let tree = inode.map(|inode| host.run(files(&host.volume().view, inode)));
@@ -196,7 +193,7 @@ fn comparable(mut tree: Tree) -> Tree {
     tree
 }
 
-fn require_equal(bucket: &Bucket, name: &str, directory: &Path) {
+pub fn require_equal(bucket: &Bucket, name: &str, directory: &Path) {
     let shown = comparable(shown(bucket, name).expect("it is there"));
     let wanted = comparable(source(directory));
     let paths = |tree: &Tree| tree.keys().cloned().collect::<Vec<_>>();
@@ -204,7 +201,7 @@ fn require_equal(bucket: &Bucket, name: &str, directory: &Path) {
     assert!(shown == wanted, "contents or links differ");
 }
 
-fn is_clean(bucket: &Bucket) {
+pub fn is_clean(bucket: &Bucket) {
     let report = runtime().block_on(async {
         let keyring = open(&bucket.memory).await.handle.keyring().clone();
         check(bucket.memory.clone(), &keyring, &CheckOptions::oracle()).await
@@ -214,7 +211,7 @@ fn is_clean(bucket: &Bucket) {
 }
 
 /// A directory with files of several kinds.
-fn made() -> TempDir {
+pub fn made() -> TempDir {
     let home = TempDir::new().expect("made");
     let at = |path: &str| home.path().join(path);
     std::fs::create_dir_all(at("a/b")).expect("made");
@@ -522,132 +519,6 @@ fn a_snapshot_whose_answer_was_lost_stays_what_the_volume_shows() {
         assert_eq!(list.expect("read").iter().count(), 1, "it was made");
     });
     runtime.shutdown_background();
-    require_equal(&bucket, "tree", home.path());
-    is_clean(&bucket);
-}
-
-/// A name is listed long after the file under another name of it was stored. By then its inode
-/// number may be that of another file.
-#[test]
-fn a_further_name_of_what_is_another_file_now_gets_its_own_contents() {
-    let (bucket, home) = (Bucket::new(), TempDir::new().expect("made"));
-    let at = |path: &str| home.path().join(path);
-    for directory in ["x", "y"] {
-        std::fs::create_dir(at(directory)).expect("made");
-    }
-    std::fs::write(at("x/a"), b"first").expect("made");
-    std::fs::hard_link(at("x/a"), at("y/c")).expect("made");
-    std::fs::hard_link(at("x/a"), at("y/d")).expect("made");
-    let runtime = runtime();
-    runtime.block_on(async {
-        let alone = begun(bucket.memory.clone(), Duration::from_secs(10)).await;
-        let job = Job::new(alone.volume().clone(), Arc::default(), Arc::default());
-        let job = Arc::new(job);
-        let done = put(&job, origin(&at("x"), "x"), &new_file()).await;
-        done.expect("stored");
-        // The same number, and another file: its size and its times differ.
-        std::fs::write(at("y/c"), b"another file").expect("made");
-        let done = put(&job, origin(&at("y"), "y"), &new_file()).await;
-        done.expect("stored");
-        let made = alone.volume().snapshot(SnapshotRequest::default()).await;
-        made.expect("a snapshot");
-        alone.finish().await.expect("ended");
-    });
-    runtime.shutdown_background();
-    let contents = |tree: Tree| tree.into_values().map(|file| (file.1, file.2));
-    let x = contents(shown(&bucket, "x").expect("it is there"));
-    assert_eq!(x.collect::<Vec<_>>(), [(1, b"first".to_vec())]);
-    let y = contents(shown(&bucket, "y").expect("it is there"));
-    let wanted = (2, b"another file".to_vec());
-    assert_eq!(y.collect::<Vec<_>>(), [wanted.clone(), wanted]);
-    is_clean(&bucket);
-}
-
-/// A directory that cannot be listed is not one without files.
-#[test]
-fn a_directory_that_cannot_be_listed_keeps_what_the_volume_has_of_it() {
-    let (bucket, home) = (Bucket::new(), made());
-    put_into(&bucket, home.path(), &how("tree"));
-    let runtime = runtime();
-    runtime.block_on(async {
-        let alone = begun(bucket.memory.clone(), Duration::from_secs(10)).await;
-        let job = Job::new(alone.volume().clone(), Arc::default(), Arc::default());
-        let mut origin = origin(home.path(), "tree");
-        // It can be looked at, and not be listed.
-        let flags = OFlags::PATH | OFlags::DIRECTORY;
-        origin.fd = rustix::fs::open(home.path(), flags, Mode::empty()).expect("opened");
-        let error = put(&Arc::new(job), origin, &new_file()).await;
-        assert!(matches!(error, Err(StreamError::Read(_))), "{error:?}");
-        let made = alone.volume().snapshot(SnapshotRequest::default()).await;
-        made.expect("a snapshot");
-        alone.finish().await.expect("ended");
-    });
-    runtime.shutdown_background();
-    require_equal(&bucket, "tree", home.path());
-}
-
-/// The first name of a file is gone, or leads elsewhere, when it is to be read. There are others.
-#[test]
-fn a_file_whose_first_name_is_not_read_is_stored_under_the_next() {
-    let (bucket, home) = (Bucket::new(), TempDir::new().expect("made"));
-    let at = |path: &str| home.path().join(path);
-    std::fs::create_dir(at("below")).expect("made");
-    std::fs::write(at("a"), b"contents").expect("made");
-    std::fs::hard_link(at("a"), at("below/b")).expect("made");
-    let runtime = runtime();
-    runtime.block_on(async {
-        let alone = begun(bucket.memory.clone(), Duration::from_secs(10)).await;
-        let job = Job::new(alone.volume().clone(), Arc::default(), Arc::default());
-        let facts = bkfs::put_tree::facts::Facts::from(&rustix::fs::stat(at("a")).expect("read"));
-        let unread = Linked { facts, inode: None };
-        job.links.lock().insert(facts.key(), unread);
-        let job = Arc::new(job);
-        let done = put(&job, origin(home.path(), "tree"), &new_file()).await;
-        done.expect("stored");
-        assert_eq!(job.report.unread.lock().count(), 0);
-        let made = alone.volume().snapshot(SnapshotRequest::default()).await;
-        made.expect("a snapshot");
-        alone.finish().await.expect("ended");
-    });
-    runtime.shutdown_background();
-    require_equal(&bucket, "tree", home.path());
-}
-
-/// What a put has stored is in no tree that the volume shows. A collection must keep it until the
-/// snapshot names it.
-#[test]
-fn a_collection_keeps_what_a_put_has_stored() {
-    let (bucket, home) = (Bucket::new(), made());
-    let runtime = runtime();
-    let alone = runtime.block_on(async {
-        let alone = begun(bucket.memory.clone(), Duration::from_secs(10)).await;
-        let job = Job::new(alone.volume().clone(), Arc::default(), Arc::default());
-        let done = put(&Arc::new(job), origin(home.path(), "tree"), &new_file()).await;
-        done.expect("stored");
-        alone.volume().commit().await.expect("committed");
-        alone
-    });
-    let stored = bucket.count("data/");
-    assert!(stored > 0);
-    for round in 0..4 {
-        let done = gc(&bucket);
-        // Records of former commits may go, and no contents.
-        assert!(done.condemned.bytes < 100_000, "round {round}: {done:?}");
-        runtime.block_on(async {
-            // A commit lets go of what its session relied on before.
-            let name = [b'a' + round];
-            let other = alone.volume().make(ROOT_INODE, &name, new_file());
-            other.await.expect("made");
-            alone.volume().commit().await.expect("committed");
-        });
-    }
-    runtime.block_on(async {
-        let made = alone.volume().snapshot(SnapshotRequest::default()).await;
-        made.expect("a snapshot");
-        alone.finish().await.expect("ended");
-    });
-    runtime.shutdown_background();
-    gc(&bucket);
     require_equal(&bucket, "tree", home.path());
     is_clean(&bucket);
 }

@@ -96,6 +96,8 @@ impl From<&Stat> for Facts {
             filesystem: stat.st_dev,
             inode: stat.st_ino,
             mode: stat.st_mode,
+            // The width of this field depends on the architecture.
+            #[allow(clippy::unnecessary_cast)]
             links: stat.st_nlink as u64,
             uid: stat.st_uid,
             gid: stat.st_gid,

@@ -1,5 +1,4 @@
-//! Puts of directories whose source changes, or cannot be read, while they are made; and collections
-//! meanwhile.
+//! Puts of directories whose source changes, or cannot be read, while they are made.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,12 +6,10 @@ use std::time::Duration;
 use bkfs::put_tree::job::{Job, Linked};
 use bkfs::put_tree::put;
 use bkfs::stream::StreamError;
-use bkfs::volume::ROOT_INODE;
 use bkfs::volume::requests::SnapshotRequest;
 use rustix::fs::{Mode, OFlags};
 use tempfile::TempDir;
 
-use crate::collecting::gc;
 use crate::host::{Bucket, new_file, runtime};
 use crate::putting::{Tree, begun, how, is_clean, made, origin, put_into, require_equal, shown};
 
@@ -101,43 +98,4 @@ fn a_file_whose_first_name_is_not_read_is_stored_under_the_next() {
     });
     runtime.shutdown_background();
     require_equal(&bucket, "tree", home.path());
-}
-
-/// What a put has stored is in no tree that the volume shows. A collection must keep it until the
-/// snapshot names it.
-#[test]
-fn a_collection_keeps_what_a_put_has_stored() {
-    let (bucket, home) = (Bucket::new(), made());
-    let runtime = runtime();
-    let alone = runtime.block_on(async {
-        let alone = begun(bucket.memory.clone(), Duration::from_secs(10)).await;
-        let job = Job::new(alone.volume().clone(), Arc::default(), Arc::default());
-        let done = put(&Arc::new(job), origin(home.path(), "tree"), &new_file()).await;
-        done.expect("stored");
-        alone.volume().commit().await.expect("committed");
-        alone
-    });
-    let stored = bucket.count("data/");
-    assert!(stored > 0);
-    for round in 0..4 {
-        let done = gc(&bucket);
-        // Records of former commits may go, and no contents.
-        assert!(done.condemned.bytes < 100_000, "round {round}: {done:?}");
-        runtime.block_on(async {
-            // A commit lets go of what its session relied on before.
-            let name = [b'a' + round];
-            let other = alone.volume().make(ROOT_INODE, &name, new_file());
-            other.await.expect("made");
-            alone.volume().commit().await.expect("committed");
-        });
-    }
-    runtime.block_on(async {
-        let made = alone.volume().snapshot(SnapshotRequest::default()).await;
-        made.expect("a snapshot");
-        alone.finish().await.expect("ended");
-    });
-    runtime.shutdown_background();
-    gc(&bucket);
-    require_equal(&bucket, "tree", home.path());
-    is_clean(&bucket);
 }

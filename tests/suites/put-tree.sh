@@ -242,13 +242,13 @@ leased_files_are_waited_for() {
 few_open_files_are_enough() {
   local wide=$SUITE_TMP/siblings deep=$SUITE_TMP/deep before
   mkdir -p "$wide" "$deep"
-  (cd "$wide" && mkdir $(seq 1000) && for name in *; do echo "$name" >"$name/file"; done)
-  # shellcheck disable=SC2046
+  # Enough files that the survey of them lasts into the put.
+  (cd "$wide" && seq 1000 | xargs mkdir && for name in *; do touch "$name"/{1..40}; done)
   (cd "$deep" && mkdir -p "$(printf 'd/%.0s' $(seq 400))")
   few() { (ulimit -n 256 && bkfs "$@"); }
   exits 0 few put "$URL" / "$wide" --json
   tells 'unread | length' 0
-  is_restored /siblings "$wide"
+  tells stored 40000
   before=$(names_of)
   exits 1 few put "$URL" / "$deep" --json
   says 'Too many open files'
@@ -443,7 +443,8 @@ a_full_store_is_waited_for() {
   kill -INT "$(pgrep -P "$PUT" -x bkfs)" || wrong "it had ended already"
   wait_for 30 gone "$PUT" 0 || wrong "it goes on after a signal"
   put_ends
-  [ "$STATUS" = 1 ] || wrong "ended by a signal with $STATUS"
+  # 14 if the signal came while the snapshot was being made.
+  [ "$STATUS" = 1 ] || [ "$STATUS" = 14 ] || wrong "ended by a signal with $STATUS"
   begin_put "$full/bucket" / "$SRC"
   wait_for 30 grep -q 'No space left' "$SUITE_TMP/put.log" || wrong "$(cat "$SUITE_TMP/put.log")"
   exits 0 bkfs snapshots --volume streams "$full/bucket"

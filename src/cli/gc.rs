@@ -1,8 +1,7 @@
 //! `bkfs gc URL [--dry-run] [--undelete-window 7d]`
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -20,21 +19,13 @@ use crate::maintain::collect::plan::Effort;
 use crate::maintain::collect::share::{Count, FLOOR_BYTES, LIMIT_PERCENT, Share};
 use crate::maintain::collect::sightings::Vanished;
 use crate::maintain::collect::sweep::Holding;
-use crate::maintain::collect::{
-    Collected, Options, Prospect, collect, may_delete, prospect, verifier,
-};
-use crate::maintain::merging::{MergePolicy, Merged, merge_runs};
+use crate::maintain::collect::{Collected, Options, Prospect, collect, may_delete, prospect};
 use crate::places;
 use crate::printable;
-use crate::repository::Repository;
 use crate::retain::Span;
 use crate::root::error::RootError;
 use crate::units::size;
 use crate::volumes::reap::{Patience, reap};
-
-/// The most records that a collection merges: it then writes about 1.3 GiB, and reads as much. The next
-/// one goes on.
-const MERGED_RECORDS_MAX: u64 = 64 << 20;
 
 /// Free what no snapshot needs, while mounts run
 ///
@@ -43,9 +34,6 @@ const MERGED_RECORDS_MAX: u64 = 64 << 20;
 /// (bkfs session list). So the next collection may delete a part of what this one condemns.
 /// Forgotten snapshots can be brought back until the undelete window has passed. The command prints
 /// its plan and the cost before it begins. You can stop it at any moment, and run several at once.
-///
-/// If the index has grown by a million chunks or more, the collection then merges it, so that a machine
-/// without a cache need not download it. That writes about 1.3 GiB at most.
 ///
 /// The command refuses with exit code 1 if it would free more than half of what the repository held
 /// within the undelete window, and more than 64 MiB. What counts is data that was needed when this
@@ -150,68 +138,14 @@ pub fn run(command: Gc, global: &Global, output: &Output) -> Result<(), Failure>
         }
         if found.is_empty() {
             found.remember().await;
-        } else {
-            let bar = follow_locks(output, &found);
-            let done = collect(&repository, found).await;
-            bar.finish().await;
-            let done = done?;
-            output.result(&done_json(&done), || done_text(&done))?;
+            return Ok(());
         }
-        merge(&repository, output).await
+        let bar = follow_locks(output, &found);
+        let done = collect(&repository, found).await;
+        bar.finish().await;
+        let done = done?;
+        output.result(&done_json(&done), || done_text(&done))
     })
-}
-
-/// Merges what the index has grown by, up to [`MERGED_RECORDS_MAX`]. If that fails, nothing is lost but
-/// speed: the next collection goes on with it.
-async fn merge(repository: &Repository, output: &Output) -> Result<(), Failure> {
-    let written = Arc::new(AtomicU64::new(0));
-    let position = written.clone();
-    let bar = Progress::follow(output, move || Position {
-        bytes: position.load(Ordering::Relaxed),
-        total_bytes: None,
-        message: match position.load(Ordering::Relaxed) {
-            0 => String::new(),
-            _ => "of the index merged".to_owned(),
-        },
-    });
-    let goes_on = |merged: &Merged| {
-        written.store(merged.bytes, Ordering::Relaxed);
-        merged.records < MERGED_RECORDS_MAX
-    };
-    let merged = async {
-        let verifier = verifier(repository)?;
-        let policy = MergePolicy::default();
-        merge_runs(repository, &verifier, &policy, &goes_on, "bkfs gc").await
-    };
-    let merged = merged.await;
-    bar.finish().await;
-    match merged {
-        Ok(merged) if merged.runs > 0 => {
-            output.result(&merged_json(&merged), || merged_text(&merged))
-        }
-        Ok(_) => Ok(()),
-        Err(error) => {
-            tracing::warn!(%error, "the index was not merged, and is read as before");
-            Ok(())
-        }
-    }
-}
-
-fn merged_json(merged: &Merged) -> Value {
-    json!({
-        "merged_runs": merged.runs,
-        "merged_records": merged.records,
-        "merged_bytes": merged.bytes,
-    })
-}
-
-fn merged_text(merged: &Merged) -> String {
-    format!(
-        "merged the index: wrote {} runs of {} records ({})",
-        merged.runs,
-        merged.records,
-        bytes(merged.bytes)
-    )
 }
 
 /// Shows how far the extension of locks has come. It can take long even if nothing is freed.

@@ -2,8 +2,10 @@
 
 mod adding;
 mod commit;
+mod commit_packs;
 mod handle;
 mod journal;
+mod journal_slow;
 mod journal_spool;
 mod keys;
 mod keys_changes;

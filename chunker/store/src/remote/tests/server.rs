@@ -81,30 +81,14 @@ pub(super) async fn serve(script: Vec<Step>) -> (String, Seen) {
 }
 
 pub(super) async fn play(mut connection: TcpStream, step: Step, seen: Seen) {
-    let (head, mut body) = read_head(&mut connection).await;
+    let (head, taken) = read_head(&mut connection).await;
     let length: usize = head
         .lines()
         .find_map(|line| line.strip_prefix("content-length: "))
         .map_or(0, |length| length.parse().unwrap());
     let is_head = head.starts_with("HEAD");
     seen.0.lock().unwrap().push(head);
-    let mut buffer = vec![0; 1 << 20];
-    let (stop_at, step_bytes, pause) = match &step {
-        Step::Ignore => (0, buffer.len(), Duration::ZERO),
-        Step::Leave(bytes) => (*bytes, buffer.len(), Duration::ZERO),
-        Step::Slow(bytes, pause) | Step::Swallow(bytes, pause) => (length, *bytes, *pause),
-        Step::Reset(stop_at, bytes, pause) | Step::Stall(stop_at, bytes, pause) => {
-            (*stop_at, *bytes, *pause)
-        }
-        _ => (length, buffer.len(), Duration::ZERO),
-    };
-    while body < stop_at {
-        let room = step_bytes.min(stop_at - body);
-        body += connection.read_exact(&mut buffer[..room]).await.unwrap();
-        if !pause.is_zero() {
-            sleep(pause).await;
-        }
-    }
+    take_body(&mut connection, &step, (taken, length)).await;
     match step {
         Step::Answer(status, headers, text) => {
             write_answer(
@@ -151,6 +135,27 @@ pub(super) async fn play(mut connection: TcpStream, step: Step, seen: Seen) {
         Step::Forget | Step::Leave(_) | Step::Reset(..) => {}
         Step::Hang | Step::Ignore | Step::Swallow(..) | Step::Stall(..) => {
             std::future::pending().await
+        }
+    }
+}
+
+/// Reads the part of a body that the step takes, at its speed. `body` bytes came with the head.
+async fn take_body(connection: &mut TcpStream, step: &Step, (mut body, length): (usize, usize)) {
+    let mut buffer = vec![0; 1 << 20];
+    let (stop_at, step_bytes, pause) = match step {
+        Step::Ignore => (0, buffer.len(), Duration::ZERO),
+        Step::Leave(bytes) => (*bytes, buffer.len(), Duration::ZERO),
+        Step::Slow(bytes, pause) | Step::Swallow(bytes, pause) => (length, *bytes, *pause),
+        Step::Reset(stop_at, bytes, pause) | Step::Stall(stop_at, bytes, pause) => {
+            (*stop_at, *bytes, *pause)
+        }
+        _ => (length, buffer.len(), Duration::ZERO),
+    };
+    while body < stop_at {
+        let room = step_bytes.min(stop_at - body);
+        body += connection.read_exact(&mut buffer[..room]).await.unwrap();
+        if !pause.is_zero() {
+            sleep(pause).await;
         }
     }
 }

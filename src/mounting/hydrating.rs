@@ -11,8 +11,8 @@ use bkfs_chunker::content_store::{ContentStore, PinProgress};
 use bkfs_chunker::pins::{Pin, PinError};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::exposition::Exposition;
 use crate::hydration::collect::Collector;
@@ -62,7 +62,7 @@ struct Task {
     number: u64,
     facts: Arc<Mutex<Facts>>,
     progress: Arc<PinProgress>,
-    handle: JoinHandle<()>,
+    handle: AbortOnDropHandle<()>,
 }
 
 /// Why a tree is not brought.
@@ -140,14 +140,6 @@ pub(super) struct Hydrating {
     begun: AtomicU64,
 }
 
-impl Drop for Hydrating {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.lock().take() {
-            task.handle.abort();
-        }
-    }
-}
-
 impl Hydrating {
     pub(super) fn new(content_store: ContentStore) -> Hydrating {
         Hydrating {
@@ -184,7 +176,7 @@ impl Hydrating {
         let progress = Arc::new(PinProgress::default());
         let (told, counted) = (facts.clone(), progress.clone());
         let content_store = self.content_store.clone();
-        let handle = tokio::spawn(async move {
+        let handle = AbortOnDropHandle::new(tokio::spawn(async move {
             let ended = bring(&content_store, &places, &told, &counted).await;
             let mut facts = told.lock();
             facts.took_seconds = facts.began.map(|began| began.elapsed().as_secs_f64());
@@ -196,7 +188,7 @@ impl Hydrating {
                 tracing::warn!("not all is in the cache: {error}");
             }
             facts.failure = ended.err();
-        });
+        }));
         *task = Some(Task {
             number,
             facts,

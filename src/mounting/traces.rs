@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use futures::FutureExt;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::exposition::Exposition;
 use crate::mounting::error::MountingError;
@@ -105,7 +105,7 @@ struct Facts {
 struct Task {
     number: u64,
     facts: Arc<Mutex<Facts>>,
-    handle: JoinHandle<()>,
+    handle: AbortOnDropHandle<()>,
 }
 
 /// The traces of a mount.
@@ -118,14 +118,6 @@ pub(super) struct Traces {
     touches: Option<Arc<Touches>>,
     task: Mutex<Option<Task>>,
     begun: AtomicU64,
-}
-
-impl Drop for Traces {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.lock().take() {
-            task.handle.abort();
-        }
-    }
 }
 
 impl Traces {
@@ -195,7 +187,7 @@ impl Traces {
         let (told, touches) = (facts.clone(), self.touches.clone());
         let (content_store, current) =
             (self.repository.content_store.clone(), self.current.clone());
-        let handle = tokio::spawn(async move {
+        let handle = AbortOnDropHandle::new(tokio::spawn(async move {
             let run = async {
                 let Some((name, trace)) = chosen.await.map_err(|error| error.to_string())? else {
                     return Ok(());
@@ -221,7 +213,7 @@ impl Traces {
             facts.took_seconds = facts.began.map(|began| began.elapsed().as_secs_f64());
             facts.is_over = true;
             facts.failure = ended.err();
-        });
+        }));
         *task = Some(Task {
             number,
             facts,

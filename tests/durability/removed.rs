@@ -270,13 +270,18 @@ fn a_removal_is_undone_or_goes_on_whatever_fails() {
     });
 }
 
+/// Delays the next metadata of this machine for so long that others change the root meanwhile.
+fn delay_metadata(world: &World) {
+    let slow = Strike::with(Fault::Delay(seconds(5)));
+    (world.faults).plan(slow.keys(METADATA).on(Operation::PutNew));
+}
+
 #[test]
 fn a_removal_that_loses_to_a_commit_has_its_record_in_the_bucket() {
     paused(async {
         let world = world(2).await;
         let repository = world.repository().await;
-        let slow = Strike::with(Fault::Delay(seconds(5)));
-        (world.faults).plan(slow.keys(METADATA).on(Operation::PutNew));
+        delay_metadata(&world);
         let other = world.elsewhere();
         let meanwhile = async {
             tokio::time::sleep(seconds(2)).await;
@@ -421,8 +426,7 @@ fn a_rebuilt_root_has_a_clone_before_a_later_one_that_was_never_made() {
     paused(async {
         let world = world(2).await;
         let repository = world.repository().await;
-        let slow = Strike::with(Fault::Delay(seconds(5)));
-        (world.faults).plan(slow.keys(METADATA).on(Operation::PutNew));
+        delay_metadata(&world);
         let other = world.elsewhere();
         let unmade = async {
             tokio::time::sleep(seconds(2)).await;

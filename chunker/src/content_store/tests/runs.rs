@@ -10,6 +10,17 @@ use crate::crypto::{Class, Features};
 use crate::id::Prefix;
 use crate::pack::PackName;
 
+/// Returns a world with a committed file of 24 MiB in many packs, and the file.
+pub(super) async fn large_file(seed: u64) -> (World, Bytes) {
+    let mut world = World::new(seed, true);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
+    let file = noise(9, 24 * MIB);
+    store_file(&ingest, Profile::Content, &file, 4 * MIB).await;
+    world.commit(&ingest).await;
+    (world, file)
+}
+
 /// Merges all index objects of a world into one run of each class of packs.
 pub(super) async fn runs_of(world: &World) -> Vec<RunRef> {
     runs_named(world, 99).await
@@ -354,12 +365,7 @@ async fn what_runs_have_is_not_stored_again() {
 
 #[tokio::test]
 async fn a_sample_of_the_filters_finds_the_neighbours() {
-    let mut world = World::new(79, true);
-    let content_store = world.loaded().await;
-    let ingest = world.ingest(&content_store);
-    let file = noise(9, 24 * MIB);
-    store_file(&ingest, Profile::Content, &file, 4 * MIB).await;
-    world.commit(&ingest).await;
+    let (mut world, file) = large_file(79).await;
     let runs = runs_of(&world).await;
     // About 370 chunks, so that one in four is in the filters.
     world.config.memory.cache_bytes = 2 * 18 * 370 / 8 / 4;

@@ -289,12 +289,7 @@ async fn what_cannot_be_read_at_all_is_not_asked_for_by_each_look_up() {
 
 #[tokio::test(start_paused = true)]
 async fn a_writer_asks_for_many_blobs_at_once() {
-    let mut world = World::new(94, true);
-    let content_store = world.loaded().await;
-    let ingest = world.ingest(&content_store);
-    let file = noise(9, 24 * MIB);
-    store_file(&ingest, Profile::Content, &file, 4 * MIB).await;
-    world.commit(&ingest).await;
+    let (mut world, file) = large_file(94).await;
     let runs = runs_of(&world).await;
     let packs = world.bucket.count("data/") as u32;
     assert!(packs >= 20, "{packs} packs");

@@ -1,17 +1,17 @@
 //! Reading a stream ahead, in large blocks, on a thread of its own.
 //!
-//! Owns: the blocks, their reuse, and direct I/O with its fallback. Does not own: what the bytes
-//! are used for.
+//! Owns: the blocks, their reuse, direct I/O with its fallback, and what the page cache has. Does
+//! not own: what the bytes are used for.
 
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc as threads;
 
 use bytes::Bytes;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{Advice, FileType, Mode, OFlags};
-use rustix::io::Errno;
+use rustix::fs::{Advice, FileType, Mode, OFlags, SeekFrom};
+use rustix::io::{Errno, ReadWriteFlags};
 use tokio::sync::mpsc;
 
 /// Bytes of a block, which is read whole before it is passed on. It holds at least four segments,
@@ -60,9 +60,42 @@ pub struct FileFacts {
 #[derive(Debug)]
 pub struct Source {
     fd: OwnedFd,
-    is_direct: bool,
+    /// How the file is read past the page cache; `None` if `fd` reads through it.
+    direct: Option<Direct>,
     /// Bytes to read at most; none for all up to the end.
     left: Option<u64>,
+}
+
+/// A file that is read past the page cache, except for what the page cache has already.
+#[derive(Debug)]
+struct Direct {
+    /// The same file, through the page cache; `None` if it cannot be opened again.
+    cached: Option<OwnedFd>,
+    /// The offset of the next byte in the file.
+    offset: u64,
+}
+
+impl Direct {
+    /// Reads what the page cache has from the offset on, without waiting for a disk. Returns the
+    /// number of bytes, 0 if the first of them is not there.
+    fn read_resident(&self, into: &mut [u8]) -> usize {
+        let (first, rest) = into.split_at_mut(into.len().min(ALIGNMENT_BYTES));
+        // The kernel begins to load the absent pages that it is asked for. So one page tells whether
+        // the others are worth asking for.
+        match self.read_nowait(first, self.offset) {
+            count if count < first.len() => count,
+            count => count + self.read_nowait(rest, self.offset + count as u64),
+        }
+    }
+
+    fn read_nowait(&self, into: &mut [u8], offset: u64) -> usize {
+        let Some(cached) = &self.cached else {
+            return 0;
+        };
+        let mut parts = [IoSliceMut::new(into)];
+        // After any error the direct read says what is wrong.
+        rustix::io::preadv2(cached, &mut parts, offset, ReadWriteFlags::NOWAIT).unwrap_or(0)
+    }
 }
 
 impl Source {
@@ -73,7 +106,7 @@ impl Source {
         let _ = rustix::pipe::fcntl_setpipe_size(&fd, PIPE_BYTES);
         Source {
             fd,
-            is_direct: false,
+            direct: None,
             left: None,
         }
     }
@@ -82,7 +115,7 @@ impl Source {
     pub fn prefix(fd: OwnedFd, length: u64) -> Source {
         let source = Source {
             fd,
-            is_direct: false,
+            direct: None,
             left: Some(length),
         };
         source.read_through_cache();
@@ -110,22 +143,30 @@ impl Source {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => return Err(Errno::ISDIR.into()),
             FileType::RegularFile | FileType::BlockDevice => {}
-            _ => {
-                return Ok(Source {
-                    is_direct: false,
-                    ..Source::of(fd)
-                });
-            }
+            _ => return Ok(Source::of(fd)),
         }
-        let source = Source {
-            fd,
-            is_direct,
-            left: None,
-        };
         if !is_direct {
+            let source = Source {
+                fd,
+                direct: None,
+                left: None,
+            };
             source.read_through_cache();
+            return Ok(source);
         }
-        Ok(source)
+        // Another file may have taken the name meanwhile.
+        let is_same = |other: &OwnedFd| {
+            rustix::fs::fstat(other)
+                .is_ok_and(|other| (other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino))
+        };
+        Ok(Source {
+            fd,
+            direct: Some(Direct {
+                cached: open(OFlags::empty()).ok().filter(is_same),
+                offset: 0,
+            }),
+            left: None,
+        })
     }
 
     fn read_through_cache(&self) {
@@ -133,15 +174,14 @@ impl Source {
         let _ = rustix::fs::fadvise(&self.fd, 0, None, Advice::Sequential);
     }
 
-    /// Returns the same stream again, so that one can be read while the other is asked for its
-    /// facts.
+    /// Returns the same stream again, to be asked for its facts while the other is read.
     ///
     /// # Errors
     /// The I/O error of duplicating the descriptor.
     pub fn try_clone(&self) -> io::Result<Source> {
         Ok(Source {
             fd: self.fd.try_clone()?,
-            is_direct: self.is_direct,
+            direct: None,
             left: self.left,
         })
     }
@@ -200,17 +240,17 @@ impl Source {
         let most = left.min(BLOCK_BYTES as u64) as usize;
         let mut length = 0;
         while length < most {
-            match rustix::io::read(&self.fd, &mut buffer.data()[length..most]) {
+            match self.read(&mut buffer.data()[length..most]) {
                 Ok(0) => break,
                 Ok(count) => {
                     length += count;
-                    if self.is_direct && !length.is_multiple_of(ALIGNMENT_BYTES) {
+                    if !length.is_multiple_of(ALIGNMENT_BYTES) {
                         self.leave_direct()?;
                     }
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => wait_readable(&self.fd)?,
-                Err(Errno::INVAL) if self.is_direct => self.leave_direct()?,
+                Err(Errno::INVAL) if self.direct.is_some() => self.leave_direct()?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -223,12 +263,27 @@ impl Source {
         })
     }
 
-    /// Leaves direct I/O. The end of a file is not aligned, and some filesystems require a larger
-    /// alignment than they report.
+    /// Reads the next bytes once, as many as there are at once; 0 at the end.
+    fn read(&mut self, into: &mut [u8]) -> Result<usize, Errno> {
+        let Some(direct) = &mut self.direct else {
+            return rustix::io::read(&self.fd, into);
+        };
+        let count = match direct.read_resident(into) {
+            0 => rustix::io::pread(&self.fd, into, direct.offset)?,
+            count => count,
+        };
+        direct.offset += count as u64;
+        Ok(count)
+    }
+
+    /// Leaves direct I/O, if it is used. The end of a file is not aligned, and some filesystems
+    /// require a larger alignment than they report.
     fn leave_direct(&mut self) -> io::Result<()> {
-        let flags = rustix::fs::fcntl_getfl(&self.fd)?;
-        rustix::fs::fcntl_setfl(&self.fd, flags.difference(OFlags::DIRECT))?;
-        self.is_direct = false;
+        if let Some(direct) = self.direct.take() {
+            let flags = rustix::fs::fcntl_getfl(&self.fd)?;
+            rustix::fs::fcntl_setfl(&self.fd, flags.difference(OFlags::DIRECT))?;
+            rustix::fs::seek(&self.fd, SeekFrom::Start(direct.offset))?;
+        }
         Ok(())
     }
 }
@@ -368,6 +423,44 @@ mod tests {
             assert!(read == bytes, "{length} bytes");
             assert_eq!(count, length / BLOCK_BYTES + 1);
         }
+    }
+
+    /// Bytes that this thread had fetched from disks.
+    fn fetched_bytes() -> u64 {
+        let text = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("read_bytes: "));
+        line.unwrap().parse().unwrap()
+    }
+
+    /// The file lies in the source tree, since the directory of temporary files may have no disk.
+    #[test]
+    fn what_the_page_cache_has_is_read_from_there() {
+        let mut file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let bytes = numbered(2 * BLOCK_BYTES);
+        file.write_all(&bytes).unwrap();
+        file.as_file().sync_all().unwrap();
+        // The second block leaves the page cache but for a page at its begin and one further on.
+        let fd = file.as_fd();
+        let forget = |offset: usize, length: usize| {
+            let length = std::num::NonZeroU64::new(length as u64);
+            rustix::fs::fadvise(fd, offset as u64, length, Advice::DontNeed).unwrap();
+        };
+        forget(BLOCK_BYTES + ALIGNMENT_BYTES, BLOCK_BYTES / 2);
+        forget(
+            BLOCK_BYTES + BLOCK_BYTES / 2 + 2 * ALIGNMENT_BYTES,
+            BLOCK_BYTES / 2,
+        );
+        let mut source = Source::open(file.path()).unwrap();
+        let (back, free) = threads::channel();
+        let before = fetched_bytes();
+        let first = source.fill(Buffer::new(), &back).unwrap().after(&[]);
+        let of_first = fetched_bytes() - before;
+        let second = source.fill(Buffer::new(), &back).unwrap().after(&[]);
+        drop(free);
+        assert!(first == bytes[..BLOCK_BYTES] && second == bytes[BLOCK_BYTES..]);
+        assert_eq!(of_first, 0);
     }
 
     #[tokio::test]

@@ -29,6 +29,7 @@
 //! | [`anew`] | restores objects that only collection needs |
 //! | [`repair`] | plans a repair, and executes it |
 //! | `mend` | one replacement of a root by the planned one |
+//! | `left_journals` | journals that are left after the root was lost |
 //! | `reread` | reads once more what a repair is about to give up |
 //! | `refusal` | objects that a repair refuses to touch |
 //! | `refused` | tells a store that refuses one object from one that refuses all |
@@ -60,6 +61,7 @@ pub mod indexed;
 pub mod journals;
 pub mod judge;
 pub mod layout;
+mod left_journals;
 mod mend;
 pub mod merging;
 pub mod metrics;

@@ -9,12 +9,16 @@ use std::fmt;
 
 use bkfs_chunker::crypto::RepositoryId;
 use bkfs_chunker::id::Id;
+use jiff::Timestamp;
 
 use crate::root::chain::Chain;
 use crate::root::record::CommitRecord;
 use crate::root::sent::Sent;
 use crate::root::snapshots::{SnapshotEntry, TrashEntry, default_name, free_number};
-use crate::root::state::{HolderInfo, Root, Session, SessionId, SessionState, Volume};
+use crate::root::state::{
+    HolderInfo, ROOT_BYTES_MAX, Root, Session, SessionId, SessionState, Volume,
+};
+use crate::root::volumes::is_scratch;
 
 /// Gap between the highest known generation and the new one, so that no machine has seen a higher
 /// one. A million replacements are a year of one busy volume.
@@ -29,15 +33,22 @@ pub type Record = (Id, CommitRecord);
 /// Returns the records of each volume, the best candidate for its last commit first: by number,
 /// then by generation, then by time. Those of a volume that was removed come last, since with older
 /// programs a later volume of the same name counts its commits from 1. Without a later one, the
-/// removed volume comes back: nothing tells whether its removal was made.
+/// removed volume comes back: nothing tells whether its removal was made. Scratch clones have none,
+/// since they end with their holders.
 pub fn candidates(records: &[Record]) -> BTreeMap<&str, Vec<&Record>> {
     let removals = removals(records).into_iter();
-    let removed = removals.flat_map(|tip| history(records, tip));
-    let removed: HashSet<Id> = removed.map(|(id, _)| *id).collect();
+    let removals: Vec<Vec<&Record>> = removals.map(|tip| history(records, tip)).collect();
+    let removed = removals.iter().flatten().map(|(id, _)| *id);
+    let removed: HashSet<Id> = removed.collect();
+    // A commit that was never made, or whose successor is lost, is in no history.
+    let precedes_removal = |record: &CommitRecord| {
+        let mut removals = removals.iter().filter_map(|history| history.first());
+        removals.any(|(_, removal)| removal.volume == record.volume && is_before(record, removal))
+    };
     let mut volumes: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
     for record in records
         .iter()
-        .filter(|(_, record)| !record.is_snapshot_only())
+        .filter(|(_, record)| !record.is_snapshot_only() && !is_scratch(&record.volume))
     {
         volumes.entry(&record.1.volume).or_default().push(record);
     }
@@ -45,10 +56,20 @@ pub fn candidates(records: &[Record]) -> BTreeMap<&str, Vec<&Record>> {
         let order = |record: &CommitRecord| {
             std::cmp::Reverse((record.sequence, record.generation, record.time))
         };
-        records.sort_by_key(|(id, record)| (removed.contains(id), order(record), *id));
+        let is_removed = |(id, record): &Record| removed.contains(id) || precedes_removal(record);
+        records.sort_by_cached_key(|of| (is_removed(of), order(&of.1), of.0));
         records.dedup_by_key(|record| record.0);
     }
     volumes
+}
+
+/// Returns true if a record was made before another one, by the generations of the roots that their
+/// sessions knew. Without these the clocks tell.
+fn is_before(one: &CommitRecord, other: &CommitRecord) -> bool {
+    match (one.generation, other.generation) {
+        (Some(one), Some(other)) => one < other,
+        _ => one.time < other.time,
+    }
 }
 
 /// Returns the records that say that their volume was removed.
@@ -80,26 +101,35 @@ pub fn history(records: &[Record], tip: Id) -> Vec<&Record> {
 /// carried out.
 ///
 /// The last commit may not have been made. Then a later holder may have acknowledged more of the
-/// sessions that it carried out.
-pub fn finished(records: &[Record], tip: Id) -> HashSet<SessionId> {
+/// sessions that it carried out. A session that left `journals` had made its first commit before.
+///
+/// A session with a commit in the chain is not finished by a removal: that was never made then, or
+/// records between them are lost.
+pub fn finished(records: &[Record], tip: Id, journals: &BTreeSet<SessionId>) -> HashSet<SessionId> {
     let chain = history(records, tip);
     let carried = |(_, record): &&Record| {
         let replayed = record.replayed.iter().flatten();
         let sessions = replayed.map(|replayed| replayed.session);
         sessions.collect::<Vec<SessionId>>()
     };
-    let made = chain.iter().skip(1);
-    let mut finished: HashSet<SessionId> = made.flat_map(carried).collect();
-    let Some((_, last)) = chain.first() else {
-        return finished;
+    let (Some((_, last)), Some((_, first))) = (chain.first(), chain.last()) else {
+        return HashSet::new();
     };
+    let unproven = usize::from(!journals.contains(&last.session));
+    let made = chain.iter().skip(unproven);
+    let mut finished: HashSet<SessionId> = made.flat_map(carried).collect();
+    if first.parent.is_some() {
+        return finished;
+    }
     let ids: HashSet<Id> = chain.iter().map(|(id, _)| *id).collect();
+    let own: HashSet<SessionId> = chain.iter().map(|(_, record)| record.session).collect();
     for removal in removals(records) {
         let former = history(records, removal);
         let is_same = |(id, record): &&Record| ids.contains(id) || record.volume != last.volume;
         if !former.iter().any(is_same) {
-            finished.extend(former.iter().map(|(_, record)| record.session));
-            finished.extend(former.iter().flat_map(carried));
+            let sessions = former.iter().map(|(_, record)| record.session);
+            let sessions = sessions.chain(former.iter().flat_map(carried));
+            finished.extend(sessions.filter(|session| !own.contains(session)));
         }
     }
     finished
@@ -325,10 +355,12 @@ pub struct Remains<'a> {
     pub seen: u64,
 }
 
-/// Returns the new root, without lists and index objects. Sessions that left journals are ended in
-/// it, so that the next holder of their volume replays them. All others are absent, and find
-/// themselves fenced.
-pub fn root(remains: &Remains<'_>) -> Root {
+/// Returns the new root, without lists and index objects, and the volumes that it has no room for.
+/// Sessions that left journals are ended in it, so that the next holder of their volume replays
+/// them. All others are absent, and find themselves fenced.
+///
+/// Volumes take at most half of a root. Removed ones are left out first, the oldest before all.
+pub fn root(remains: &Remains<'_>) -> (Root, Vec<String>) {
     let mut root = Root::new(remains.repository, remains.nonce);
     let by_id: HashMap<Id, &CommitRecord> = remains
         .records
@@ -336,6 +368,7 @@ pub fn root(remains: &Remains<'_>) -> Root {
         .map(|(id, record)| (*id, record))
         .collect();
     let mut commits = 0u64;
+    let mut removed = Vec::new();
     for (volume, tip) in remains.tips {
         let Some(record) = by_id.get(tip) else {
             continue;
@@ -353,20 +386,42 @@ pub fn root(remains: &Remains<'_>) -> Root {
             building: None,
         };
         root.volumes.insert(volume.clone(), entry);
+        if record.removes {
+            removed.push((record.time, volume));
+        }
     }
     root.generation = generation(remains, commits);
     // Its ancestors are unknown: machines that remember a root ask the user before they go on.
     root.chain = Some(Chain::new(root.generation, Some(remains.seen)));
     root.epoch = remains.epoch.max(1) + 1;
+    let left_out = make_room(&mut root, removed);
     root.sessions = ended_sessions(remains, &root);
-    root
+    (root, left_out)
+}
+
+/// Takes removed volumes out of a root, the oldest first, until the root takes no more than half of
+/// the bytes that it may have. `removed` has them with the times of their removals. Returns those
+/// that it has taken out.
+fn make_room(root: &mut Root, mut removed: Vec<(Timestamp, &String)>) -> Vec<String> {
+    removed.sort();
+    let mut left_out = Vec::new();
+    for (_, volume) in removed {
+        let encoded = root.encode();
+        if encoded.is_ok_and(|bytes| bytes.len() <= ROOT_BYTES_MAX / 2) {
+            break;
+        }
+        root.volumes.remove(volume);
+        left_out.push(volume.clone());
+    }
+    left_out
 }
 
 /// Returns a generation above all that are known, and above that of the lost root. `commits` is the
 /// sum of the numbers of the last commits: old volumes count from 1, and each commit took at least
 /// one generation. Newer ones begin with a generation, so the sum would grow with each repair.
 fn generation(remains: &Remains<'_>, commits: u64) -> u64 {
-    let numbers = remains.records.iter().map(|(_, record)| record.sequence);
+    let records = remains.records.iter().map(|(_, record)| record);
+    let numbers = records.map(|record| record.sequence.max(record.generation.unwrap_or(0)));
     let known = numbers.fold(remains.seen, u64::max);
     let estimate = known.max(commits).saturating_mul(2);
     let base = match estimate <= ESTIMATE_MAX {
@@ -381,7 +436,8 @@ fn generation(remains: &Remains<'_>, commits: u64) -> u64 {
 fn ended_sessions(remains: &Remains<'_>, root: &Root) -> BTreeMap<SessionId, Session> {
     let mut left: Vec<(u64, u64, &Left)> = Vec::new();
     for session in remains.journals {
-        let Some(tip) = remains.tips.get(&session.0) else {
+        let tip = remains.tips.get(&session.0);
+        let Some(tip) = tip.filter(|_| root.volumes.contains_key(&session.0)) else {
             continue;
         };
         let chain = history(remains.records, *tip);

@@ -25,10 +25,10 @@ use super::abandon::{self, Broken};
 use super::anew::{self, Closed};
 use super::blame::reach;
 use super::check::{Findings, examine_without};
-use super::layout;
+use super::left_journals;
 use super::mend::mend;
 use super::options::CheckOptions;
-use super::rebuild::{self, Left, Remains, Taken};
+use super::rebuild::{self, Remains, Taken};
 use super::refusal::{may_be_replaced, refuse, refuse_newer_keys};
 use super::repair_plan::RepairPlan;
 use super::reread::{require_lost, require_still_lost};
@@ -299,54 +299,6 @@ fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Repai
     }
 }
 
-/// Returns the sessions that left journals of volumes with a commit, and that are not finished.
-/// Names the journals of others in the plan.
-fn owned_journals(
-    findings: &Findings,
-    tips: &BTreeMap<String, Id>,
-    keyring: &Keyring,
-    plan: &mut RepairPlan,
-) -> BTreeSet<Left> {
-    let mut journals: BTreeSet<Left> = BTreeSet::new();
-    let mut unowned: BTreeMap<u64, u64> = BTreeMap::new();
-    let mut finished: BTreeMap<&str, u64> = BTreeMap::new();
-    let records = &findings.learned.records;
-    let finished_of =
-        |(name, tip): (&String, &Id)| (name.clone(), rebuild::finished(records, *tip));
-    let finished_sessions: BTreeMap<_, _> = tips.iter().map(finished_of).collect();
-    for key in findings.bucket.keys() {
-        let layout::NamedObject::Journal {
-            volume, session, ..
-        } = layout::place_of(key)
-        else {
-            continue;
-        };
-        let named = tips
-            .keys()
-            .find(|name| keyring.name_hash(name.as_bytes()) == volume);
-        match named {
-            Some(name) if finished_sessions[name].contains(&session) => {
-                *finished.entry(name).or_default() += 1;
-            }
-            Some(name) => drop(journals.insert((name.clone(), session))),
-            None => *unowned.entry(volume).or_default() += 1,
-        }
-    }
-    plan.steps.extend(unowned.iter().map(|(volume, count)| {
-        format!(
-            "leave {count} journals below journal/{volume:016x}/ to bkfs gc: no commit names their \
-             volume, so the new root has no session that would carry them out"
-        )
-    }));
-    plan.steps.extend(finished.iter().map(|(name, count)| {
-        format!(
-            "leave {count} journals of {name} to bkfs gc: a commit has carried them out, or they \
-             are of a removed volume of that name"
-        )
-    }));
-    journals
-}
-
 fn plan_root(
     findings: &Findings,
     tips: &BTreeMap<String, Id>,
@@ -355,7 +307,7 @@ fn plan_root(
     sent: &[(SessionId, Sent)],
     plan: &mut RepairPlan,
 ) {
-    let mut journals = owned_journals(findings, tips, keyring, plan);
+    let mut journals = left_journals::owned(findings, tips, keyring, plan);
     for missed in rebuild::missed(&findings.learned.records, &journals, sent) {
         plan.steps.push(missed.to_string());
         // It stands in the root until the loss is accepted.
@@ -373,7 +325,7 @@ fn plan_root(
         epoch: findings.leftover_epoch,
         seen: findings.known_generation.max(listed),
     };
-    let root = rebuild::root(&remains);
+    let (root, left_out) = rebuild::root(&remains);
     plan.packs = findings
         .indexed
         .packs
@@ -399,6 +351,14 @@ fn plan_root(
         plan.trash.len(),
         root.sessions.len(),
     ));
+    if !left_out.is_empty() {
+        plan.steps.push(format!(
+            "leave {} removed volumes out, for which the new root has no room: their last \
+             snapshots are listed: {}",
+            left_out.len(),
+            left_out.join(", ")
+        ));
+    }
     plan.root = Some(root);
 }
 

@@ -30,7 +30,10 @@ pub(super) async fn replace_lost(
         // The holder of a volume makes another record with its next commit.
         let commit = volume.commit.filter(|_| volume.holder.is_none());
         if commit.is_some_and(|commit| healer.wants(&commit)) {
-            healer.record_of_volume(name, volume, &snapshots).await?;
+            let of = (name.as_str(), volume);
+            healer
+                .record_of_volume(of, root.generation, &snapshots)
+                .await?;
         }
     }
     for entry in snapshots {
@@ -72,8 +75,8 @@ impl Healer<'_> {
     /// whose record can still be read.
     async fn record_of_volume(
         &mut self,
-        name: &str,
-        volume: &Volume,
+        (name, volume): (&str, &Volume),
+        generation: u64,
         snapshots: &[&SnapshotEntry],
     ) -> Result<(), RootError> {
         let Some(lost) = volume.commit else {
@@ -119,7 +122,7 @@ impl Healer<'_> {
             snapshot: own.map(recorded),
             replayed: None,
             removes: false,
-            generation: None,
+            generation: Some(generation),
         };
         let made = publisher.store_record(&record).await?;
         if own.is_some() {

@@ -12,7 +12,7 @@ use crate::maintain::rebuild::{self, Left, Record, Remains, Taken};
 use crate::retain::{Policy, plan};
 use crate::root::record::{CommitRecord, RecordedSnapshot, Replayed};
 use crate::root::snapshots::{SnapshotEntry, SnapshotList};
-use crate::root::state::{Root, SessionId};
+use crate::root::state::{ROOT_BYTES_MAX, Root, SessionId};
 
 fn id(sequence: u64) -> Id {
     Id([sequence as u8; 32])
@@ -126,7 +126,7 @@ fn rebuilt(records: &[Record]) -> Root {
 fn rebuilt_with(records: &[Record], journals: &BTreeSet<Left>) -> Root {
     let tips = rebuild::candidates(records).into_iter();
     let tips = tips.map(|(volume, records)| (volume.to_owned(), records[0].0));
-    rebuild::root(&Remains {
+    let (root, _) = rebuild::root(&Remains {
         repository: RepositoryId([1; 16]),
         nonce: [2; 16],
         records,
@@ -134,7 +134,8 @@ fn rebuilt_with(records: &[Record], journals: &BTreeSet<Left>) -> Root {
         journals,
         epoch: 1,
         seen: 0,
-    })
+    });
+    root
 }
 
 #[test]
@@ -154,11 +155,108 @@ fn the_last_commit_may_not_have_carried_out_what_it_says() {
     }
     // A successor may have acknowledged operations after the tenth, if the second commit is none.
     let last_known = &records[..2];
-    assert!(rebuild::finished(last_known, id(2)).is_empty());
+    let journals_of = |session| BTreeSet::from([SessionId(session)]);
+    assert!(rebuild::finished(last_known, id(2), &journals_of(1)).is_empty());
     let root = rebuilt_with(last_known, &journals);
     assert_eq!(root.sessions[&SessionId(1)].covered, 10);
     // The third one has the second one as its parent, so that was made.
-    assert!(rebuild::finished(&records, id(3)).contains(&SessionId(1)));
+    let finished = rebuild::finished(&records, id(3), &journals_of(1));
+    assert!(finished.contains(&SessionId(1)));
+    // A session leaves journals only after its first commit.
+    let finished = rebuild::finished(last_known, id(2), &journals_of(2));
+    assert!(finished.contains(&SessionId(1)));
+}
+
+/// Returns the records of five commits, and of the removal of the volume after them, which need not
+/// have been made. Each session knew the root of ten generations later than the one before.
+fn removed_records() -> Vec<Record> {
+    let mut records: Vec<Record> = (1..=6).map(record).collect();
+    for (_, record) in &mut records {
+        record.session = SessionId(record.sequence);
+        record.generation = Some(10 * record.sequence);
+        record.time = Timestamp::from_second(record.sequence as i64).expect("early in 1970");
+    }
+    records[5].1.removes = true;
+    records
+}
+
+#[test]
+fn a_commit_that_was_never_made_is_not_later_than_a_removal() {
+    let best = |records: &[Record]| rebuild::candidates(records)["main"][0].0;
+    for is_older_program in [false, true] {
+        let mut records = removed_records();
+        let (mut never_made, mut later) = (records[2].1.clone(), records[5].1.clone());
+        (later.sequence, later.parent, later.removes) = (7, Some(id(5)), false);
+        later.generation = Some(70);
+        later.time = Timestamp::from_second(7).expect("early in 1970");
+        if is_older_program {
+            (never_made.generation, later.generation) = (None, None);
+        }
+        records.push((id(50), never_made));
+        assert_eq!(best(&records), id(6));
+        // The chain of the removal ends here, so what is before is in no history.
+        records.retain(|(_, record)| record.sequence != 4);
+        assert_eq!(best(&records), id(6));
+        // The removal was not made: a holder went on.
+        records.push((id(51), later));
+        assert_eq!(best(&records), id(51));
+    }
+}
+
+#[test]
+fn a_session_of_the_present_volume_is_not_finished_by_a_removal() {
+    let mut records = removed_records();
+    let mut later = records[4].1.clone();
+    (later.sequence, later.parent) = (7, Some(id(60)));
+    // The commits between are lost, so nothing joins the chain to the removal.
+    records.push((id(61), later.clone()));
+    let journals = BTreeSet::from([SessionId(5)]);
+    assert!(rebuild::finished(&records, id(61), &journals).is_empty());
+    // A volume that began anew, with a commit of a session that the removal had not seen.
+    (later.parent, later.session) = (None, SessionId(7));
+    records.push((id(62), later.clone()));
+    let finished = rebuild::finished(&records, id(62), &journals);
+    assert!(finished.contains(&SessionId(5)));
+    later.session = SessionId(5);
+    records.push((id(63), later));
+    let finished = rebuild::finished(&records, id(63), &journals);
+    assert!(!finished.contains(&SessionId(5)) && finished.contains(&SessionId(4)));
+}
+
+/// Returns the record of the only commit of a volume of its own.
+fn only_record(volume: String, number: u16) -> Record {
+    let (_, mut record) = record(1);
+    (record.volume, record.snapshot) = (volume, None);
+    record.time = Timestamp::from_second(number.into()).expect("early in 1970");
+    let mut id = [9; 32];
+    id[..2].copy_from_slice(&number.to_le_bytes());
+    (Id(id), record)
+}
+
+#[test]
+fn no_scratch_clone_comes_back() {
+    let clone = |number: u16| only_record(format!("scratch~{number:016x}"), number);
+    let mut records: Vec<Record> = (0..2000).map(clone).collect();
+    records.push(record(1));
+    let root = rebuilt(&records);
+    assert_eq!(root.volumes.keys().collect::<Vec<_>>(), ["main"]);
+    root.encode().expect("it can be written");
+}
+
+#[test]
+fn removed_volumes_leave_room_in_a_rebuilt_root() {
+    let clone = |number: u16| only_record(format!("clone-of-last-night-{number}"), number);
+    let mut records: Vec<Record> = (0..2000).map(clone).collect();
+    for (_, record) in &mut records {
+        record.removes = true;
+    }
+    // This one is older, and was not removed.
+    records.push(record(1));
+    let root = rebuilt(&records);
+    assert!(root.encode().expect("it can be written").len() <= ROOT_BYTES_MAX / 2);
+    assert!(root.volumes.contains_key("main") && root.volumes.len() > 100);
+    assert!(root.volumes.contains_key("clone-of-last-night-1999"));
+    assert!(!root.volumes.contains_key("clone-of-last-night-0"));
 }
 
 #[test]
@@ -185,10 +283,15 @@ fn a_rebuilt_root_is_above_each_record() {
     // A volume that was removed, and a later one that an older program made.
     let mut former = record_of(1, 2).1;
     (former.sequence, former.removes) = (2_000_000, true);
+    former.time = Timestamp::UNIX_EPOCH;
     former.parent = None;
     let root = rebuilt(&[(Id([7; 32]), former), record_of(1, 1)]);
     assert_eq!(root.volumes["v1"].sequence, 1);
     assert!(root.generation > 2_000_000);
+    // Most replacements of the lost root were no commits.
+    let mut last = record_of(1, 1);
+    last.1.generation = Some(5_000_000);
+    assert!(rebuilt(&[last]).generation > 5_000_000);
 }
 
 #[test]

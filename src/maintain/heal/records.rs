@@ -10,7 +10,7 @@ use crate::maintain::check::Findings;
 use crate::root::error::RootError;
 use crate::root::record::{CommitRecord, RecordedSnapshot};
 use crate::root::snapshots::SnapshotEntry;
-use crate::root::state::Volume;
+use crate::root::state::{SessionId, Volume};
 
 /// Makes anew the commit records that snapshots and volumes name and no pack holds.
 ///
@@ -109,20 +109,10 @@ impl Healer<'_> {
         }
         let publisher = self.publisher();
         let record = CommitRecord {
-            volume: name.to_owned(),
-            session: publisher.session(),
-            sequence: volume.sequence,
             parent: parent.map(|(_, id)| id),
-            tree: volume.tree,
             time,
-            covered: 0,
-            next_inode: volume.next_inode,
-            inodes: volume.inodes,
-            bytes: volume.bytes,
             snapshot: own.map(recorded),
-            replayed: None,
-            removes: false,
-            generation: Some(generation),
+            ..record_of(name, volume, generation, publisher.session())
         };
         let made = publisher.store_record(&record).await?;
         if own.is_some() {
@@ -134,11 +124,63 @@ impl Healer<'_> {
     }
 }
 
+/// Returns the record of a volume's last commit, as a root of this generation tells it, made by
+/// `session`.
+fn record_of(name: &str, volume: &Volume, generation: u64, session: SessionId) -> CommitRecord {
+    CommitRecord {
+        volume: name.to_owned(),
+        session,
+        sequence: volume.sequence,
+        parent: None,
+        tree: volume.tree,
+        time: jiff::Timestamp::UNIX_EPOCH,
+        covered: 0,
+        next_inode: volume.next_inode,
+        inodes: volume.inodes,
+        bytes: volume.bytes,
+        snapshot: None,
+        replayed: None,
+        removes: false,
+        generation: Some(generation),
+    }
+}
+
 fn recorded(entry: &SnapshotEntry) -> RecordedSnapshot {
     RecordedSnapshot {
         name: Some(entry.name.clone()),
         host: entry.host.clone(),
         user: entry.user.clone(),
         tags: entry.tags.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::maintain::rebuild::candidates;
+
+    /// The last commit of a former holder, which was never made, may still be in the bucket.
+    #[test]
+    fn a_healed_record_comes_before_those_of_former_holders() {
+        let volume = Volume {
+            tree: None,
+            holder: None,
+            sequence: 7,
+            commit: None,
+            next_inode: 16,
+            inodes: 1,
+            bytes: 0,
+            unsnapshotted_bytes: 0,
+            building: None,
+        };
+        let healed = record_of("main", &volume, 40, SessionId(3));
+        let unmade = CommitRecord {
+            session: SessionId(1),
+            time: jiff::Timestamp::MAX,
+            generation: Some(20),
+            ..healed.clone()
+        };
+        let records = [(Id([1; 32]), unmade), (Id([2; 32]), healed)];
+        assert_eq!(candidates(&records)["main"][0].0, Id([2; 32]));
     }
 }

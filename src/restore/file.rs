@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
-use tokio::task::JoinSet;
+use futures::future::join_all;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::restore::dates::{Made, Undated};
 use crate::restore::job::Job;
 use crate::restore::output::Output;
+use crate::restore::parts::Parts;
 use crate::restore::{finishing, place};
 use crate::tree::item::Attributes;
 use crate::volume::error::VolumeError;
@@ -23,6 +25,9 @@ pub const PART_BYTES: u64 = 8 * 1024 * 1024;
 
 /// Bytes of a file that are taken for data before the next check for a hole.
 const LOOK_BYTES: u64 = 1 << 30;
+
+/// Largest size of a small file, in bytes. Many of these are filled by one task.
+const SMALL_BYTES: u64 = 256 * 1024;
 
 /// Where a file is made.
 pub struct Target {
@@ -74,13 +79,22 @@ impl Contents {
         })
     }
 
+    /// Returns the right to fill a part. Waits while too many are being filled.
+    pub async fn permit(&self) -> Option<OwnedSemaphorePermit> {
+        // The semaphore is never closed.
+        self.job.permits.clone().acquire_owned().await.ok()
+    }
+
     /// Fills the file by tasks in `parts`; waits while too many parts are in flight.
-    pub async fn spawn(self: Arc<Self>, parts: &mut JoinSet<()>) {
+    pub async fn spawn(self: Arc<Self>, parts: &mut Parts) {
         let size = self.attributes.size_bytes;
+        let is_sparse = self.attributes.allocated_bytes < size;
+        if !is_sparse && size <= SMALL_BYTES {
+            return parts.add_small(self, size).await;
+        }
         if let Err(error) = rustix::fs::ftruncate(&self.output, size) {
             return self.fail(&error);
         }
-        let is_sparse = self.attributes.allocated_bytes < size;
         let mut at = 0;
         let mut looked = 0;
         while at < size {
@@ -99,9 +113,7 @@ impl Contents {
             }
             let part = at..size.min(at.saturating_add(PART_BYTES));
             at = part.end;
-            let permits = self.job.permits.clone();
-            // The semaphore is never closed.
-            let Ok(permit) = permits.acquire_owned().await else {
+            let Some(permit) = self.permit().await else {
                 return;
             };
             let contents = self.clone();
@@ -109,8 +121,6 @@ impl Contents {
                 contents.part(part).await;
                 drop(permit);
             });
-            // `finish` detects the bytes that a panicked part did not write.
-            while parts.try_join_next().is_some() {}
         }
     }
 
@@ -163,6 +173,31 @@ impl Contents {
         self.job.progress.bytes.fetch_add(length, Ordering::Relaxed);
     }
 
+    /// Reads all of a small file. Reports a problem and returns `None` if that fails.
+    async fn read_small(self: Arc<Self>) -> Option<(Arc<Self>, Vec<Bytes>)> {
+        let size = self.attributes.size_bytes;
+        let view = &self.job.source.view;
+        match view.read(Scope::Live, self.inode, 0..size).await {
+            Ok(bytes) => Some((self, bytes)),
+            Err(error) => {
+                self.fail_volume(&error);
+                // If it gets its name all the same, it has its length.
+                let sized = rustix::fs::ftruncate(&self.output, size);
+                sized.unwrap_or_else(|error| tracing::debug!(%error, "stays empty"));
+                None
+            }
+        }
+    }
+
+    fn write_small(&self, body: &[Bytes]) {
+        if let Err(reason) = self.write(0, body) {
+            return self.fail(&reason);
+        }
+        let length = body.iter().map(|part| part.len() as u64).sum();
+        self.left.fetch_sub(length, Ordering::Relaxed);
+        self.job.progress.bytes.fetch_add(length, Ordering::Relaxed);
+    }
+
     /// Writes bytes; with `--verify` also reads back what the disk has.
     fn write(&self, offset: u64, body: &[Bytes]) -> Result<(), String> {
         let written = self.output.write(offset, body, &self.job.buffers);
@@ -187,6 +222,18 @@ impl Contents {
             self.job.volume_problem(&self.target.path, error);
         }
     }
+}
+
+/// Fills small files: reads them all at once, then writes and finishes one after another.
+pub async fn fill_small(files: Vec<Arc<Contents>>) {
+    let read = join_all(files.into_iter().map(Contents::read_small)).await;
+    // A file detects the bytes that a panicked thread did not write.
+    let written = tokio::task::spawn_blocking(move || {
+        for (file, body) in read.into_iter().flatten() {
+            file.write_small(&body);
+        }
+    });
+    let _ = written.await;
 }
 
 impl Contents {

@@ -119,10 +119,14 @@ pub fn finish_undated(
         let (uid, gid) = (owner(attributes.uid), group(attributes.gid));
         unset.note("owner", rustix::fs::fchown(fd, Some(uid), Some(gid)));
     }
-    for acl in ACLS {
-        unset.note_acl(rustix::fs::fremovexattr(fd, acl));
+    let [access, default] = ACLS;
+    unset.note_acl(rustix::fs::fremovexattr(fd, access));
+    if crate::volume::mode::is_directory(attributes.mode) {
+        unset.note_acl(rustix::fs::fremovexattr(fd, default));
     }
-    let is_whose = is_whose(rustix::fs::fstat(fd), attributes);
+    // Plain files need no look at what they are.
+    let is_plain = xattrs.is_empty() && attributes.mode & (libc::S_ISUID | libc::S_ISGID) == 0;
+    let is_whose = is_plain || is_whose(rustix::fs::fstat(fd), attributes);
     for (name, value) in xattrs {
         if unset.leaves_out(name, rights, is_whose) {
             continue;

@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 use bkfs_store::direct::DIRECT_BYTES_MIN;
 use bytes::Bytes;
-use tokio::task::JoinSet;
 
 use crate::fault;
 use crate::restore::file::{Contents, Target};
 use crate::restore::finishing::HeldInode;
 use crate::restore::job::Job;
 use crate::restore::output::Output;
+use crate::restore::parts::Parts;
 use crate::restore::{finishing, place};
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::Key;
@@ -31,7 +31,7 @@ pub async fn single(
     job: &Arc<Job>,
     source: (u64, &Attributes),
     place: Destination<'_>,
-    parts: &mut JoinSet<()>,
+    parts: &mut Parts,
 ) {
     let (_, attributes) = source;
     match kept(job, source, place).await {
@@ -94,7 +94,7 @@ pub async fn make(
     job: &Arc<Job>,
     (inode, attributes): (u64, &Attributes),
     place: Destination<'_>,
-    parts: &mut JoinSet<()>,
+    parts: &mut Parts,
 ) {
     let Destination {
         directory,

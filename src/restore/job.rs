@@ -110,6 +110,7 @@ pub(super) struct Job {
     /// Directories that no pattern names and in which something is restored.
     pub(super) leading: HashSet<u64>,
     pub(super) options: Options,
+    rights: Rights,
     pub(super) progress: Arc<RestoreProgress>,
     pub(super) permits: Arc<Semaphore>,
     pub(super) problems: Mutex<Vec<Problem>>,
@@ -150,6 +151,7 @@ impl Job {
             source,
             leading,
             options,
+            rights: options.rights(),
             progress,
             permits: Arc::new(Semaphore::new(PARTS_AT_ONCE)),
             problems: Mutex::new(Vec::new()),
@@ -218,7 +220,7 @@ impl Job {
 
     /// Returns what the restore may set on the inodes that it makes.
     pub(super) fn rights(&self) -> Rights {
-        self.options.rights()
+        self.rights
     }
 
     /// Reports what could not be set; returns true if there was anything.

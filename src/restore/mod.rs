@@ -14,13 +14,12 @@ use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 
-use tokio::task::JoinSet;
-
 use crate::clock::{Clock, SystemClock};
 use crate::fault;
 use crate::restore::error::RestoreError;
 use crate::restore::job::{Abandoning, Job, Options, Problem, RestoreProgress};
 use crate::restore::overwrite::Found;
+use crate::restore::parts::Parts;
 use crate::restore::room::{Lacking, Need};
 use crate::restore::source::{Source, Survey};
 use crate::restore::sync::{date, sync};
@@ -43,6 +42,7 @@ mod inode;
 pub mod job;
 mod output;
 pub mod overwrite;
+mod parts;
 mod place;
 mod rights;
 pub mod room;
@@ -193,7 +193,7 @@ pub async fn restore(
 ) -> Result<Vec<Problem>, RestoreError> {
     let attributes = source.view.attributes(Scope::Live, source.inode).await?;
     let job = Job::new(source, leading, options, progress);
-    let mut parts = JoinSet::new();
+    let mut parts = Parts::default();
     let mut made = pin!(make(&job, attributes, target, &mut parts));
     // Declared last, so dropped before the walk and the parts, which hold unfinished files.
     let mut abandoning = Abandoning(Some(job.clone()));
@@ -209,7 +209,7 @@ async fn make(
     job: &Arc<Job>,
     attributes: Attributes,
     target: &Target,
-    parts: &mut JoinSet<()>,
+    parts: &mut Parts,
 ) -> Result<(), RestoreError> {
     let (path, number, options) = (target.path(), job.source.inode, job.options);
     let unusable = |error: &dyn std::fmt::Display| RestoreError::Target {
@@ -245,11 +245,7 @@ async fn make(
             .or_else(|shared| shared.try_clone())
             .map_err(|error| unusable(&error))?
     };
-    while let Some(done) = parts.join_next().await {
-        if let Err(error) = done {
-            job.problem(path, &error, false);
-        }
-    }
+    parts.join(|error| job.problem(path, &error, false)).await;
     // What still waits is a single file.
     date(job, &directory, path.parent().unwrap_or(path)).await;
     sync(job, path).await;

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Mode};
-use tokio::task::JoinSet;
 
 use crate::clock::{Clock, SystemClock};
 use crate::fault::{self, Entered};
 use crate::restore::error::RestoreError;
 use crate::restore::inode::{Destination, Kept, kept, make, xattrs};
 use crate::restore::job::Job;
+use crate::restore::parts::Parts;
 use crate::restore::place::Opened;
 use crate::restore::selection::Choice;
 use crate::restore::sync::date;
@@ -83,7 +83,7 @@ pub async fn directory(
     attributes: Attributes,
     target: &Opened,
     path: &Path,
-    parts: &mut JoinSet<()>,
+    parts: &mut Parts,
 ) -> Result<(), RestoreError> {
     let fd = target
         .fd
@@ -204,23 +204,20 @@ impl Walk<'_> {
     }
 
     /// Waits for all contents.
-    async fn join(&self, parts: &mut JoinSet<()>) {
-        while let Some(done) = parts.join_next().await {
-            if let Err(error) = done {
-                self.job.problem(self.path, &error, false);
-            }
-        }
+    async fn join(&self, parts: &mut Parts) {
+        let failed = |error| self.job.problem(self.path, &error, false);
+        parts.join(failed).await;
     }
 
     /// Gives whole files their times, once they are on the disk.
-    async fn date(&self, parts: &mut JoinSet<()>) {
+    async fn date(&self, parts: &mut Parts) {
         self.join(parts).await;
         date(self.job, self.root, self.path).await;
     }
 
     /// Waits for all contents, then makes the links to them, then sets the attributes of the filled
     /// directories, in which nothing is made after that.
-    async fn flush(&mut self, parts: &mut JoinSet<()>) {
+    async fn flush(&mut self, parts: &mut Parts) {
         let job = self.job;
         self.join(parts).await;
         for (inode, first, name) in std::mem::take(&mut self.links.waiting) {
@@ -358,7 +355,7 @@ impl Walk<'_> {
         filling: &mut Filling,
         here: &Path,
         entered: &mut Entered,
-        parts: &mut JoinSet<()>,
+        parts: &mut Parts,
     ) -> Result<(), RestoreError> {
         let job = self.job;
         let Some(start) = filling.rest.take() else {
@@ -416,7 +413,7 @@ impl Walk<'_> {
         &mut self,
         source: (u64, &Attributes),
         place: Destination<'_>,
-        parts: &mut JoinSet<()>,
+        parts: &mut Parts,
     ) {
         let (inode, attributes) = source;
         let links = attributes.links;

@@ -1,0 +1,67 @@
+//! The tasks that fill files: one for each part of a large file, one for many small files.
+//!
+//! Owns: how many small files a task takes, and that all tasks are awaited. Does not own: what a task
+//! does (`file`).
+
+use std::sync::Arc;
+
+use tokio::task::{JoinError, JoinSet};
+
+use crate::restore::file::{self, Contents};
+
+/// Number of small files that a task takes. Each holds an open file.
+const FILES_MAX: usize = 16;
+
+/// Bytes of small files that a task takes, at least. It takes one file more at most.
+const BYTES_MAX: u64 = 1 << 20;
+
+/// The tasks of a restore, and the small files that wait for one. A task for each small file would
+/// cost more than the file itself.
+#[derive(Default)]
+pub struct Parts {
+    tasks: JoinSet<()>,
+    small: Vec<Arc<Contents>>,
+    small_bytes: u64,
+}
+
+impl Parts {
+    /// Runs a task that fills a part of a file.
+    pub fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task);
+        // A file detects the bytes that a panicked task did not write.
+        while self.tasks.try_join_next().is_some() {}
+    }
+
+    /// Takes a small file. Fills it together with others, when there are enough.
+    pub async fn add_small(&mut self, file: Arc<Contents>, bytes: u64) {
+        self.small.push(file);
+        self.small_bytes += bytes;
+        if self.small.len() >= FILES_MAX || self.small_bytes >= BYTES_MAX {
+            self.fill_small().await;
+        }
+    }
+
+    async fn fill_small(&mut self) {
+        self.small_bytes = 0;
+        let files = std::mem::take(&mut self.small);
+        let Some(first) = files.first() else {
+            return;
+        };
+        if let Some(permit) = first.permit().await {
+            self.spawn(async move {
+                file::fill_small(files).await;
+                drop(permit);
+            });
+        }
+    }
+
+    /// Waits until all files are filled. Calls `failed` for each task that has panicked.
+    pub async fn join(&mut self, failed: impl Fn(JoinError)) {
+        self.fill_small().await;
+        while let Some(done) = self.tasks.join_next().await {
+            if let Err(error) = done {
+                failed(error);
+            }
+        }
+    }
+}

@@ -13,7 +13,7 @@ use crate::data;
 use crate::disk::{flush, remove, text};
 use crate::measure::{self, Run, shell, verified};
 use crate::null_fs::{NullConfig, NullFs};
-use crate::targets::{NULL, NULL_BY_CORE};
+use crate::targets::{NULL, NULL_BY_CORE, PUT_TREE, RESTIC_TREE};
 use crate::verify::same_trees;
 
 const SUITE: &str = "files";
@@ -166,8 +166,8 @@ fn put(context: &mut Context, source: &Path) {
         same_trees(source, &target.join(name), true)?;
         remove(&target)?;
         remove(&bucket)?;
-        context.note(SUITE, "tar -x", "bkfs put (of the tree)", verified(first));
-        context.note(SUITE, AGAIN, "bkfs put (of the tree)", verified(again));
+        context.note(SUITE, "tar -x", PUT_TREE, verified(first));
+        context.note(SUITE, AGAIN, PUT_TREE, verified(again));
         Ok(())
     });
 }
@@ -195,14 +195,8 @@ fn restic(context: &mut Context, source: &Path) {
         )?;
         remove(&target)?;
         remove(&repository)?;
-        context.note(
-            SUITE,
-            "tar -x",
-            "restic (backup of the tree)",
-            verified(first),
-        );
-        let system = "restic (backup of the tree)";
-        context.note(SUITE, AGAIN, system, verified(again));
+        context.note(SUITE, "tar -x", RESTIC_TREE, verified(first));
+        context.note(SUITE, AGAIN, RESTIC_TREE, verified(again));
         context.note(SUITE, "restore", "restic", verified(restored));
         Ok(())
     });

@@ -176,6 +176,18 @@ fn of_small_files(report: &Report) -> Vec<Verdict> {
             0.4,
             files(("tar -x", PUT_TREE), ("tar -x", RESTIC_TREE)),
         ),
+        verdict(
+            "unchanged small files: rsync onto a fresh mount ÷ restic's second backup",
+            1.0,
+            0.5,
+            files((AGAIN, RSYNC), (AGAIN, RESTIC_TREE)),
+        ),
+        verdict(
+            "unchanged small files: bkfs put of the tree again ÷ restic's second backup",
+            0.5,
+            0.25,
+            files((AGAIN, PUT_TREE), (AGAIN, RESTIC_TREE)),
+        ),
     ]
 }
 
@@ -223,6 +235,12 @@ pub const NULL: &str = "null filesystem";
 
 /// Name of a system: the null filesystem with one thread per core.
 pub const NULL_BY_CORE: &str = "null filesystem, a thread per core";
+
+/// Name of a step: second backups of small files, with cold caches.
+pub const AGAIN: &str = "backup again, nothing changed";
+
+/// Name of a system: rsync onto a fresh mount, up to a snapshot.
+pub const RSYNC: &str = "bkfs (rsync onto a fresh mount)";
 
 /// Name of a system: `bkfs put` of a tree of small files, without a mount.
 pub const PUT_TREE: &str = "bkfs put (of the tree)";
@@ -367,6 +385,9 @@ mod tests {
             ("tar -x", RESTIC_TREE, 4.0),
             ("restore", "bkfs", 3.0),
             ("restore", "restic", 12.0),
+            (AGAIN, RSYNC, 3.0),
+            (AGAIN, PUT_TREE, 1.0),
+            (AGAIN, RESTIC_TREE, 4.0),
         ] {
             add_to("files", &mut report, step, system, (wall_s, 0));
         }
@@ -375,6 +396,8 @@ mod tests {
             ("restore of small files ÷ tar", 1.5),
             ("first backup of small files: tar", 1.5),
             ("first backup of small files: bkfs put", 0.25),
+            ("unchanged small files: rsync", 0.75),
+            ("unchanged small files: bkfs put", 0.25),
         ] {
             assert_eq!(figure(&report, measure), Some(expected), "{measure}");
         }

@@ -13,13 +13,10 @@ use crate::data;
 use crate::disk::{flush, remove, text};
 use crate::measure::{self, Run, shell, verified};
 use crate::null_fs::{NullConfig, NullFs};
-use crate::targets::{NULL, NULL_BY_CORE, PUT_TREE, RESTIC_TREE};
+use crate::targets::{AGAIN, NULL, NULL_BY_CORE, PUT_TREE, RESTIC_TREE, RSYNC};
 use crate::verify::same_trees;
 
 const SUITE: &str = "files";
-
-/// The row of second backups.
-const AGAIN: &str = "backup again, nothing changed";
 
 /// Unpacks an archive of small files with every system.
 pub(super) fn run(context: &mut Context) -> Outcome<()> {
@@ -130,8 +127,10 @@ fn mounted(context: &mut Context, archive: &Path, source: &Path) -> Outcome<()> 
     let listing =
         mounted.measure(|| shell(&format!("ls -lR {} >/dev/null", text(&point))).map(drop))?;
     mounted.unmount()?;
+    let again = unchanged(context, &url, source)?;
     let target = context.work.join("restored");
-    let mut restored = program.restore(&url, "one", &target)?;
+    let newest = if again.is_some() { "again" } else { "one" };
+    let mut restored = program.restore(&url, newest, &target)?;
     same_trees(source, &target, true)?;
     restored.stored_bytes = Some(measure::stored_bytes(&target));
     remove(&target)?;
@@ -143,8 +142,34 @@ fn mounted(context: &mut Context, archive: &Path, source: &Path) -> Outcome<()> 
         Err(reason) => context.absent("rsync", reason),
     }
     context.note(SUITE, "ls -lR, cold", "bkfs", verified(listing));
+    if let Some(again) = again {
+        context.note(SUITE, AGAIN, RSYNC, verified(again));
+    }
     context.note(SUITE, "restore", "bkfs", verified(restored));
     Ok(())
+}
+
+/// Backs the unchanged tree up by rsync onto a fresh mount with cold caches, up to the snapshot
+/// `again`. Returns `None` without rsync.
+fn unchanged(context: &Context, url: &str, source: &Path) -> Outcome<Option<Run>> {
+    let Ok(rsync) = context.peers.need("rsync") else {
+        return Ok(None);
+    };
+    let program = &context.program;
+    program.forget_caches()?;
+    measure::drop_caches();
+    let mounted = program.mount(url, &context.fresh("mount")?)?;
+    let line = format!(
+        "{rsync} -a --omit-dir-times {}/ {}/",
+        text(source),
+        text(mounted.path())
+    );
+    let run = mounted.measure(|| {
+        shell(&line)?;
+        mounted.snapshot("again")
+    })?;
+    mounted.unmount()?;
+    Ok(Some(run))
 }
 
 /// Puts the tree without a mount, twice. Programs of before cannot.
@@ -157,6 +182,8 @@ fn put(context: &mut Context, source: &Path) {
         let put = || measure::command(program.command(&["put", "-q", &url, "/"]).arg(source));
         let mut first = put()?;
         first.stored_bytes = Some(measure::stored_bytes(&bucket));
+        program.forget_caches()?;
+        measure::drop_caches();
         let again = put()?;
         let target = context.work.join("restored");
         remove(&target)?;
@@ -183,6 +210,7 @@ fn restic(context: &mut Context, source: &Path) {
         let mut first = shell(&format!("{base} backup {}", text(source)))?;
         first.wall_s += flush(&repository)?;
         first.stored_bytes = Some(measure::stored_bytes(&repository));
+        measure::drop_caches();
         let mut again = shell(&format!("{base} backup {}", text(source)))?;
         again.wall_s += flush(&repository)?;
         measure::drop_caches();

@@ -46,15 +46,26 @@ impl Program {
     /// Returns a command of the program.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
+        self.set_environment(command.args(arguments));
         command
-            .args(arguments)
+    }
+
+    /// Returns a bash command that runs this line, in which `"$BKFS"` is the program.
+    pub fn shell(&self, line: &str) -> Command {
+        let mut command = measure::shell_command(line);
+        self.set_environment(&mut command);
+        command.env("BKFS", &self.binary);
+        command
+    }
+
+    fn set_environment(&self, command: &mut Command) {
+        command
             .env("BKFS_PASSWORD", "benchmark")
             .env("XDG_CACHE_HOME", self.home.join("cache"))
             .env("XDG_STATE_HOME", self.home.join("state"))
             .env("XDG_CONFIG_HOME", self.home.join("config"))
             .env("HOME", &self.home)
             .envs(self.environment.iter().cloned());
-        command
     }
 
     /// Returns the output of `--version`.

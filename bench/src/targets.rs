@@ -192,19 +192,31 @@ fn of_small_files(report: &Report) -> Vec<Verdict> {
 }
 
 fn of_puts(report: &Report) -> Vec<Verdict> {
-    let put = |step| report.ratio("stream", (step, "bkfs put"), (step, "bkfs"));
+    let put = |step, system| report.ratio("stream", (step, system), (step, "bkfs"));
     vec![
         verdict(
             "bkfs put of incompressible content ÷ dd of it onto the mount",
             1.0,
             0.8,
-            put("noise"),
+            put("noise", "bkfs put"),
         ),
         verdict(
             "bkfs put of pages ÷ dd of them onto the mount",
             0.85,
             0.8,
-            put("pages"),
+            put("pages", "bkfs put"),
+        ),
+        verdict(
+            "bkfs put of incompressible content through a pipe ÷ dd of it onto the mount",
+            1.0,
+            0.8,
+            put("noise", PIPED),
+        ),
+        verdict(
+            "bkfs put of pages through a pipe ÷ dd of them onto the mount",
+            0.85,
+            0.8,
+            put("pages", PIPED),
         ),
     ]
 }
@@ -241,6 +253,9 @@ pub const AGAIN: &str = "backup again, nothing changed";
 
 /// Name of a system: rsync onto a fresh mount, up to a snapshot.
 pub const RSYNC: &str = "bkfs (rsync onto a fresh mount)";
+
+/// Name of a system: `bkfs put` of a stream that comes through a pipe.
+pub const PIPED: &str = "bkfs put, from a pipe";
 
 /// Name of a system: `bkfs put` of a tree of small files, without a mount.
 pub const PUT_TREE: &str = "bkfs put (of the tree)";
@@ -411,6 +426,8 @@ mod tests {
             ("stream", "noise", "bkfs put", 3.0),
             ("stream", "pages", "bkfs", 8.0),
             ("stream", "pages", "bkfs put", 4.0),
+            ("stream", "noise", PIPED, 5.0),
+            ("stream", "pages", PIPED, 2.0),
             ("latency", "restore both, 0 ms", "bkfs", 10.0),
             ("latency", "restore both, 100 ms", "bkfs", 15.0),
         ] {
@@ -419,6 +436,8 @@ mod tests {
         for (measure, expected) in [
             ("bkfs put of incompressible content ÷", 0.75),
             ("bkfs put of pages ÷", 0.5),
+            ("bkfs put of incompressible content through a pipe", 1.25),
+            ("bkfs put of pages through a pipe", 0.25),
             ("restore of a long file and small ones", 1.5),
         ] {
             assert_eq!(figure(&report, measure), Some(expected), "{measure}");

@@ -12,6 +12,7 @@ use crate::data::{self, Texture};
 use crate::disk::{flush, remove, text};
 use crate::measure::{self, Run, shell, verified};
 use crate::null_fs::{NullConfig, NullFs};
+use crate::targets::PIPED;
 use crate::verify::same_bytes;
 
 const SUITE: &str = "stream";
@@ -28,7 +29,10 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
             local(context, name, &source)?;
             null(context, name, &source)?;
             mounted(context, name, &source)?;
-            context.peer("bkfs put", |context| put(context, name, &source));
+            context.peer("bkfs put", |context| {
+                put(context, name, "bkfs put", &source)?;
+                put(context, name, PIPED, &source)
+            });
             rclone(context, name, &source);
             aws(context, name, &source);
         }
@@ -130,8 +134,8 @@ fn mounted(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
     remove(&bucket)
 }
 
-/// Runs `bkfs put` into a repository of its own.
-fn put(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
+/// Runs `bkfs put` into a repository of its own. The system [`PIPED`] reads the output of cat.
+fn put(context: &mut Context, name: &str, system: &str, source: &Path) -> Outcome<()> {
     if !context.program.has("put") {
         return Err("this program has no such command".into());
     }
@@ -139,7 +143,13 @@ fn put(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
     let url = text(&bucket).to_owned();
     let program = context.program.clone();
     program.init(&url)?;
-    let mut run = measure::command(program.command(&["put", &url, "stream"]).arg(source))?;
+    let mut run = match system {
+        PIPED => {
+            let line = format!("cat {} | \"$BKFS\" put {url} stream", text(source));
+            measure::command(&mut program.shell(&line))?
+        }
+        _ => measure::command(program.command(&["put", &url, "stream"]).arg(source))?,
+    };
     run.stored_bytes = Some(measure::stored_bytes(&bucket));
     let target = context.work.join("restored");
     remove(&target)?;
@@ -150,7 +160,7 @@ fn put(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
     )?;
     same_bytes(source, &target.join("stream"))?;
     remove(&target)?;
-    context.note(SUITE, name, "bkfs put", verified(run));
+    context.note(SUITE, name, system, verified(run));
     remove(&bucket)
 }
 

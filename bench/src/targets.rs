@@ -223,15 +223,23 @@ fn of_puts(report: &Report) -> Vec<Verdict> {
 
 fn of_distance(report: &Report) -> Vec<Verdict> {
     let latency = |one, other| report.ratio("latency", one, other);
-    vec![verdict(
-        "restore of a long file and small ones with 100 ms of latency ÷ with none",
-        1.3,
-        1.1,
-        latency(
-            ("restore both, 100 ms", "bkfs"),
-            ("restore both, 0 ms", "bkfs"),
+    vec![
+        verdict(
+            "restore of a long file and small ones with 100 ms of latency ÷ with none",
+            1.3,
+            1.1,
+            latency(
+                ("restore both, 100 ms", "bkfs"),
+                ("restore both, 0 ms", "bkfs"),
+            ),
         ),
-    )]
+        verdict(
+            "cold ls -lR of small files with 20 ms of latency ÷ from a local bucket",
+            1.2,
+            1.1,
+            latency(("ls -lR, cold, 20 ms", "bkfs"), (LISTING_NEAR, "bkfs")),
+        ),
+    ]
 }
 
 /// Name of a figure: processor seconds of zstd -1, single-threaded, over the files of the first
@@ -250,6 +258,9 @@ pub const NULL_BY_CORE: &str = "null filesystem, a thread per core";
 
 /// Name of a step: second backups of small files, with cold caches.
 pub const AGAIN: &str = "backup again, nothing changed";
+
+/// Name of a step: a cold listing from a bucket in a local directory.
+pub const LISTING_NEAR: &str = "ls -lR, cold, local bucket";
 
 /// Name of a system: rsync onto a fresh mount, up to a snapshot.
 pub const RSYNC: &str = "bkfs (rsync onto a fresh mount)";
@@ -430,6 +441,9 @@ mod tests {
             ("stream", "pages", PIPED, 2.0),
             ("latency", "restore both, 0 ms", "bkfs", 10.0),
             ("latency", "restore both, 100 ms", "bkfs", 15.0),
+            ("latency", "ls -lR, cold, 0 ms", "bkfs", 3.0),
+            ("latency", "ls -lR, cold, 20 ms", "bkfs", 5.0),
+            ("latency", LISTING_NEAR, "bkfs", 4.0),
         ] {
             add_to(suite, &mut report, step, system, (wall_s, 0));
         }
@@ -439,6 +453,7 @@ mod tests {
             ("bkfs put of incompressible content through a pipe", 1.25),
             ("bkfs put of pages through a pipe", 0.25),
             ("restore of a long file and small ones", 1.5),
+            ("cold ls -lR of small files", 1.25),
         ] {
             assert_eq!(figure(&report, measure), Some(expected), "{measure}");
         }

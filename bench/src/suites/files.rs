@@ -7,6 +7,7 @@ use std::thread;
 
 use bkfs_fuse::{MountConfig, mount};
 
+use super::listing;
 use crate::Outcome;
 use crate::context::Context;
 use crate::data;
@@ -34,7 +35,7 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
         local(context, &archive, &source)?;
         null(context, NULL, &archive, count, &MountConfig::new("null"))?;
         null(context, NULL_BY_CORE, &archive, count, &by_core())?;
-        mounted(context, &archive, &source)?;
+        mounted(context, &archive, &source, count)?;
         put(context, &source);
         restic(context, &source);
         borg(context, &source);
@@ -97,7 +98,7 @@ fn names_below(root: &Path) -> usize {
     entries.map(|entry| count(&entry.path())).sum()
 }
 
-fn mounted(context: &mut Context, archive: &Path, source: &Path) -> Outcome<()> {
+fn mounted(context: &mut Context, archive: &Path, source: &Path, count: usize) -> Outcome<()> {
     let bucket = context.fresh("bucket")?;
     let url = text(&bucket).to_owned();
     let program = context.program.clone();
@@ -121,12 +122,7 @@ fn mounted(context: &mut Context, archive: &Path, source: &Path) -> Outcome<()> 
         ))
     });
     mounted.unmount()?;
-    program.forget_caches()?;
-    measure::drop_caches();
-    let mounted = program.mount(&url, &point)?;
-    let listing =
-        mounted.measure(|| shell(&format!("ls -lR {} >/dev/null", text(&point))).map(drop))?;
-    mounted.unmount()?;
+    let listing = listing::cold(context, &program, &url, ("", count))?;
     let again = unchanged(context, &url, source)?;
     let target = context.work.join("restored");
     let newest = if again.is_some() { "again" } else { "one" };
@@ -141,7 +137,7 @@ fn mounted(context: &mut Context, archive: &Path, source: &Path) -> Outcome<()> 
         Ok(run) => context.note(SUITE, "rsync, nothing changed", "bkfs", verified(run?)),
         Err(reason) => context.absent("rsync", reason),
     }
-    context.note(SUITE, "ls -lR, cold", "bkfs", verified(listing));
+    context.note(SUITE, "ls -lR, cold", "bkfs", listing);
     if let Some(again) = again {
         context.note(SUITE, AGAIN, RSYNC, verified(again));
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use super::listing;
 use crate::Outcome;
 use crate::context::Context;
 use crate::data::{self, Texture};
@@ -10,6 +11,7 @@ use crate::disk::{remove, text};
 use crate::measure::{self, shell, verified};
 use crate::proxy::Proxy;
 use crate::servers::{BUCKET, Minio, s3_environment};
+use crate::targets::LISTING_NEAR;
 use crate::verify::{same_bytes, same_trees};
 
 const SUITE: &str = "latency";
@@ -30,14 +32,41 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
     data::small_files(&source.join("small"), count, 32)?;
     let delays: &[u64] = context.size.choose(&[0, 20], &[0, 20, 100], &[0, 20, 100]);
     for _ in 0..context.repeat {
+        near(context, &source, count)?;
         for &delay in delays {
-            far(context, &minio, &source, delay)?;
+            far(context, &minio, &source, count, delay)?;
         }
     }
     remove(&source)
 }
 
-fn far(context: &mut Context, minio: &str, source: &Path, delay: u64) -> Outcome<()> {
+/// Lists the small files from a bucket in a local directory, to compare listings from afar with.
+fn near(context: &mut Context, source: &Path, count: usize) -> Outcome<()> {
+    let bucket = context.fresh("bucket")?;
+    let url = text(&bucket).to_owned();
+    let program = context.program.clone();
+    program.init(&url)?;
+    let mounted = program.mount(&url, &context.fresh("mount")?)?;
+    let small = source.join("small");
+    shell(&format!(
+        "cp -a {} {}/",
+        text(&small),
+        text(mounted.path())
+    ))?;
+    mounted.snapshot("one")?;
+    mounted.unmount()?;
+    let run = listing::cold(context, &program, &url, ("small", count))?;
+    context.note(SUITE, LISTING_NEAR, "bkfs", run);
+    remove(&bucket)
+}
+
+fn far(
+    context: &mut Context,
+    minio: &str,
+    source: &Path,
+    count: usize,
+    delay: u64,
+) -> Outcome<()> {
     let data = context.fresh("minio")?;
     let server = Minio::start(Path::new(minio), &data)?;
     let proxy = Proxy::start(server.address, Duration::from_millis(delay))?;
@@ -55,6 +84,7 @@ fn far(context: &mut Context, minio: &str, source: &Path, delay: u64) -> Outcome
     let long = write("long", "one")?;
     let small = write("small", "two")?;
     mounted.unmount()?;
+    let listed = listing::cold(context, &program, &url, ("small", count))?;
     program.forget_caches()?;
     measure::drop_caches();
     let mounted = program.mount(&url, &point)?;
@@ -73,6 +103,7 @@ fn far(context: &mut Context, minio: &str, source: &Path, delay: u64) -> Outcome
     let steps = [
         ("write a long file", long),
         ("write small files", small),
+        ("ls -lR, cold", listed),
         ("read a snapshot", read),
         ("restore both", restored),
     ];

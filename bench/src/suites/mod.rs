@@ -6,6 +6,7 @@ use crate::context::Context;
 mod files;
 mod index;
 mod latency;
+mod listing;
 mod mariadb;
 mod micro;
 mod runs;

@@ -38,6 +38,7 @@ pub fn verdicts(report: &Report) -> Vec<Verdict> {
     let mut verdicts = of_the_database(report);
     verdicts.extend(of_the_rest(report));
     verdicts.extend(of_small_files(report));
+    verdicts.extend(of_names(report));
     verdicts.extend(of_puts(report));
     verdicts.extend(of_distance(report));
     verdicts
@@ -122,7 +123,7 @@ fn of_the_rest(report: &Report) -> Vec<Verdict> {
             "small files, tar -x to durable ÷ the same onto the null filesystem, the faster of two",
             1.8,
             1.3,
-            small_files(report),
+            above_null(report, "tar -x"),
         ),
         verdict(
             "sequential read in a snapshot with 20 ms of latency ÷ with none",
@@ -187,6 +188,30 @@ fn of_small_files(report: &Report) -> Vec<Verdict> {
             0.5,
             0.25,
             files((AGAIN, PUT_TREE), (AGAIN, RESTIC_TREE)),
+        ),
+    ]
+}
+
+fn of_names(report: &Report) -> Vec<Verdict> {
+    let row = |measure, (limit, aim), step| verdict(measure, limit, aim, above_null(report, step));
+    let (reads, changes) = ((1.3, 1.1), (1.5, 1.2));
+    vec![
+        row("stat of a warm tree ÷ the null filesystem", reads, STAT),
+        row(
+            "readdir of a warm tree ÷ the null filesystem",
+            reads,
+            READDIR,
+        ),
+        row("open of a warm tree ÷ the null filesystem", reads, OPEN),
+        row(
+            "rename of empty files ÷ the null filesystem",
+            changes,
+            RENAME,
+        ),
+        row(
+            "rm -rf of empty files ÷ the null filesystem",
+            changes,
+            REMOVE,
         ),
     ]
 }
@@ -259,6 +284,21 @@ pub const NULL_BY_CORE: &str = "null filesystem, a thread per core";
 /// Name of a step: second backups of small files, with cold caches.
 pub const AGAIN: &str = "backup again, nothing changed";
 
+/// Name of a step: each file of a tree that the daemon has in memory is asked for its attributes.
+pub const STAT: &str = "stat, warm tree";
+
+/// Name of a step: each directory of such a tree is listed.
+pub const READDIR: &str = "readdir, warm tree";
+
+/// Name of a step: each file of such a tree is opened.
+pub const OPEN: &str = "open, warm tree";
+
+/// Name of a step: each of many empty files gets another name.
+pub const RENAME: &str = "rename, empty files";
+
+/// Name of a step: many empty files are removed.
+pub const REMOVE: &str = "rm -rf, empty files";
+
 /// Name of a step: a cold listing from a bucket in a local directory.
 pub const LISTING_NEAR: &str = "ls -lR, cold, local bucket";
 
@@ -299,9 +339,10 @@ fn processor(report: &Report) -> Option<f64> {
     Some(record.median(|run| run.cpu_s)? / report.figures.get(FLOOR)?)
 }
 
-/// Returns the ratio to the faster of the two configurations of the null filesystem.
-fn small_files(report: &Report) -> Option<f64> {
-    let above = |null| report.ratio("files", ("tar -x", "bkfs"), ("tar -x", null));
+/// Returns the ratio of a step of the suite `files` to that of the null filesystem, in the faster
+/// one of its two configurations.
+fn above_null(report: &Report, step: &str) -> Option<f64> {
+    let above = |null| report.ratio("files", (step, "bkfs"), (step, null));
     Some(above(NULL)?.max(above(NULL_BY_CORE)?))
 }
 
@@ -460,13 +501,37 @@ mod tests {
     }
 
     #[test]
+    fn requests_for_names_are_compared_with_the_null_filesystem() {
+        let mut report = Report::default();
+        for (number, step) in [STAT, READDIR, OPEN, RENAME, REMOVE].iter().enumerate() {
+            let measured = [
+                ("bkfs", 2.0 + number as f64),
+                (NULL, 2.0),
+                (NULL_BY_CORE, 4.0),
+            ];
+            for (system, wall_s) in measured {
+                add_to("files", &mut report, step, system, (wall_s, 0));
+            }
+        }
+        for (measure, expected) in [
+            ("stat of a warm tree", 1.0),
+            ("readdir of a warm tree", 1.5),
+            ("open of a warm tree", 2.0),
+            ("rename of empty files", 2.5),
+            ("rm -rf of empty files", 3.0),
+        ] {
+            assert_eq!(figure(&report, measure), Some(expected), "{measure}");
+        }
+    }
+
+    #[test]
     fn small_files_are_compared_with_the_faster_of_both() {
         let measured = |bkfs, null, by_core| {
             let mut report = Report::default();
             for (system, wall_s) in [("bkfs", bkfs), (NULL, null), (NULL_BY_CORE, by_core)] {
                 add_to("files", &mut report, "tar -x", system, (wall_s, 0));
             }
-            small_files(&report)
+            above_null(&report, "tar -x")
         };
         assert_eq!(measured(6.0, 4.0, 3.0), Some(2.0));
         assert_eq!(measured(6.0, 3.0, 4.0), Some(2.0));

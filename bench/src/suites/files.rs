@@ -7,7 +7,7 @@ use std::thread;
 
 use bkfs_fuse::{MountConfig, mount};
 
-use super::listing;
+use super::{listing, names};
 use crate::Outcome;
 use crate::context::Context;
 use crate::data;
@@ -36,6 +36,9 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
         null(context, NULL, &archive, count, &MountConfig::new("null"))?;
         null(context, NULL_BY_CORE, &archive, count, &by_core())?;
         mounted(context, &archive, &source, count)?;
+        names::null(context, SUITE, NULL, &archive, &MountConfig::new("null"))?;
+        names::null(context, SUITE, NULL_BY_CORE, &archive, &by_core())?;
+        names::bkfs(context, SUITE, &archive)?;
         put(context, &source);
         restic(context, &source);
         borg(context, &source);

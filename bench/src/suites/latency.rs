@@ -48,11 +48,7 @@ fn near(context: &mut Context, source: &Path, count: usize) -> Outcome<()> {
     program.init(&url)?;
     let mounted = program.mount(&url, &context.fresh("mount")?)?;
     let small = source.join("small");
-    shell(&format!(
-        "cp -a {} {}/",
-        text(&small),
-        text(mounted.path())
-    ))?;
+    shell(&format!("cp -a {} {}/", text(&small), text(mounted.path())))?;
     mounted.snapshot("one")?;
     mounted.unmount()?;
     let run = listing::cold(context, &program, &url, ("small", count))?;
@@ -60,13 +56,7 @@ fn near(context: &mut Context, source: &Path, count: usize) -> Outcome<()> {
     remove(&bucket)
 }
 
-fn far(
-    context: &mut Context,
-    minio: &str,
-    source: &Path,
-    count: usize,
-    delay: u64,
-) -> Outcome<()> {
+fn far(context: &mut Context, minio: &str, source: &Path, count: usize, delay: u64) -> Outcome<()> {
     let data = context.fresh("minio")?;
     let server = Minio::start(Path::new(minio), &data)?;
     let proxy = Proxy::start(server.address, Duration::from_millis(delay))?;

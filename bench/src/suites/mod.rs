@@ -9,6 +9,7 @@ mod latency;
 mod listing;
 mod mariadb;
 mod micro;
+mod names;
 mod runs;
 mod stream;
 

@@ -264,7 +264,32 @@ fn of_distance(report: &Report) -> Vec<Verdict> {
             1.1,
             latency(("ls -lR, cold, 20 ms", "bkfs"), (LISTING_NEAR, "bkfs")),
         ),
+        verdict(
+            "random read of 16 KiB from a snapshot, cold, 20 ms away, depth 1: round trips",
+            1.3,
+            1.3,
+            report
+                .figures
+                .get(AT_DEPTH_1)
+                .map(|rate| 1.0 / rate / ROUND_TRIP_S),
+        ),
+        verdict(
+            "such reads at depth 32: 20 × the rate at depth 1, or that of MinIO alone ÷ the rate",
+            1.0,
+            1.0,
+            depth(report),
+        ),
     ]
+}
+
+/// Seconds of a round trip to the store in steps "20 ms".
+const ROUND_TRIP_S: f64 = 0.02;
+
+/// Returns the rate of reads that depth 32 must reach, divided by the one that it reaches.
+fn depth(report: &Report) -> Option<f64> {
+    let rate = |name| report.figures.get(name).copied();
+    let least = (20.0 * rate(AT_DEPTH_1)?).min(rate(READS_ALONE)?);
+    Some(least / rate(AT_DEPTH_32)?)
 }
 
 /// Name of a figure: processor seconds of zstd -1, single-threaded, over the files of the first
@@ -273,6 +298,16 @@ pub const FLOOR: &str = "mariadb: zstd -1 in blocks of 128 KiB, processor s";
 
 /// Name of a figure: anonymous memory of the index, in MiB per TiB of content.
 pub const INDEX_MEMORY: &str = "index: anonymous MiB per TiB";
+
+/// Name of a figure: random reads from a snapshot, one after the other, 20 ms away.
+pub const AT_DEPTH_1: &str = "latency: random reads of 16 KiB at depth 1, 20 ms, reads/s";
+
+/// Name of a figure: the same with 32 at once, after the first 100.
+pub const AT_DEPTH_32: &str = "latency: random reads of 16 KiB at depth 32, 20 ms, reads/s";
+
+/// Name of a figure: 32 ranged requests at once to the same store, without a filesystem.
+pub const READS_ALONE: &str = "latency: ranged requests of 16 KiB to MinIO alone, 32 at once, \
+                               20 ms, requests/s";
 
 /// Name of a system: the null filesystem, served like bkfs, with the default number and niceness of
 /// threads.
@@ -522,6 +557,24 @@ mod tests {
         ] {
             assert_eq!(figure(&report, measure), Some(expected), "{measure}");
         }
+    }
+
+    #[test]
+    fn depth_32_is_compared_with_the_lesser_of_both_rates() {
+        let measured = |at_1: f64, at_32: f64, alone: f64| {
+            let mut report = Report::default();
+            for (name, rate) in [
+                (AT_DEPTH_1, at_1),
+                (AT_DEPTH_32, at_32),
+                (READS_ALONE, alone),
+            ] {
+                report.figures.insert(name.to_owned(), rate);
+            }
+            let of = |measure| figure(&report, measure);
+            (of("random read of 16 KiB"), of("such reads at depth 32"))
+        };
+        assert_eq!(measured(40.0, 1600.0, 2000.0), (Some(1.25), Some(0.5)));
+        assert_eq!(measured(40.0, 400.0, 600.0), (Some(1.25), Some(1.5)));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::listing;
+use super::{listing, random_reads};
 use crate::Outcome;
 use crate::context::Context;
 use crate::data::{self, Texture};
@@ -30,13 +30,13 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
     data::stream(&source.join("long"), Texture::Pages, length, 31)?;
     let count = context.size.choose(200, 2_000, 50_000);
     data::small_files(&source.join("small"), count, 32)?;
-    let delays: &[u64] = context.size.choose(&[0, 20], &[0, 20, 100], &[0, 20, 100]);
     for _ in 0..context.repeat {
         near(context, &source, count)?;
-        for &delay in delays {
+        for delay in [0, 20, 100] {
             far(context, &minio, &source, count, delay)?;
         }
     }
+    random_reads::run(context, SUITE, &minio, &source.join("long"))?;
     remove(&source)
 }
 

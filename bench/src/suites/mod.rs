@@ -10,6 +10,7 @@ mod listing;
 mod mariadb;
 mod micro;
 mod names;
+mod random_reads;
 mod runs;
 mod stream;
 

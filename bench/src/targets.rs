@@ -279,6 +279,13 @@ fn of_distance(report: &Report) -> Vec<Verdict> {
             1.0,
             depth(report),
         ),
+        verdict(
+            "snapshot of an idle mount with a million files, 20 ms away: round trips",
+            6.0,
+            4.0,
+            (report.find("latency", IDLE, "bkfs"))
+                .and_then(|record| Some(record.wall_s()? / ROUND_TRIP_S)),
+        ),
     ]
 }
 
@@ -333,6 +340,9 @@ pub const RENAME: &str = "rename, empty files";
 
 /// Name of a step: many empty files are removed.
 pub const REMOVE: &str = "rm -rf, empty files";
+
+/// Name of a step: a snapshot of an idle mount with very many files, 20 ms away.
+pub const IDLE: &str = "snapshot of an idle mount, 20 ms";
 
 /// Name of a step: a cold listing from a bucket in a local directory.
 pub const LISTING_NEAR: &str = "ls -lR, cold, local bucket";
@@ -520,6 +530,7 @@ mod tests {
             ("latency", "ls -lR, cold, 0 ms", "bkfs", 3.0),
             ("latency", "ls -lR, cold, 20 ms", "bkfs", 5.0),
             ("latency", LISTING_NEAR, "bkfs", 4.0),
+            ("latency", IDLE, "bkfs", 0.05),
         ] {
             add_to(suite, &mut report, step, system, (wall_s, 0));
         }
@@ -530,6 +541,7 @@ mod tests {
             ("bkfs put of pages through a pipe", 0.25),
             ("restore of a long file and small ones", 1.5),
             ("cold ls -lR of small files", 1.25),
+            ("snapshot of an idle mount", 2.5),
         ] {
             assert_eq!(figure(&report, measure), Some(expected), "{measure}");
         }

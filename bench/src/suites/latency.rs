@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{listing, random_reads};
+use super::{idle, listing, random_reads};
 use crate::Outcome;
 use crate::context::Context;
 use crate::data::{self, Texture};
@@ -37,7 +37,8 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
         }
     }
     random_reads::run(context, SUITE, &minio, &source.join("long"))?;
-    remove(&source)
+    remove(&source)?;
+    idle::run(context, SUITE, &minio)
 }
 
 /// Lists the small files from a bucket in a local directory, to compare listings from afar with.

@@ -4,6 +4,7 @@ use crate::Outcome;
 use crate::context::Context;
 
 mod files;
+mod idle;
 mod index;
 mod latency;
 mod listing;

@@ -213,6 +213,18 @@ fn of_names(report: &Report) -> Vec<Verdict> {
             changes,
             REMOVE,
         ),
+        verdict(
+            "two writers of small files: share of the time under the lock of the state",
+            0.15,
+            0.15,
+            report.figures.get(LOCK_SHARE).copied(),
+        ),
+        verdict(
+            "two writers of small files: p99.9 of the holds of that lock, ms",
+            1.0,
+            1.0,
+            report.figures.get(LOCK_P999).copied(),
+        ),
     ]
 }
 
@@ -315,6 +327,16 @@ pub const AT_DEPTH_32: &str = "latency: random reads of 16 KiB at depth 32, 20 m
 /// Name of a figure: 32 ranged requests at once to the same store, without a filesystem.
 pub const READS_ALONE: &str = "latency: ranged requests of 16 KiB to MinIO alone, 32 at once, \
                                20 ms, requests/s";
+
+/// Name of a figure: the part of the time for which the lock of a volume's state was held.
+pub const LOCK_SHARE: &str = "files: two writers, share of the time under the lock of the state";
+
+/// Name of a figure: a limit for 99.9 % of the holds of that lock. It is the upper limit of a class
+/// of the histogram.
+pub const LOCK_P999: &str = "files: two writers, p99.9 of the holds of that lock, ms";
+
+/// Name of a figure: the longest hold of that lock.
+pub const LOCK_LONGEST: &str = "files: two writers, longest hold of that lock, ms";
 
 /// Name of a system: the null filesystem, served like bkfs, with the default number and niceness of
 /// threads.
@@ -560,12 +582,17 @@ mod tests {
                 add_to("files", &mut report, step, system, (wall_s, 0));
             }
         }
+        for (name, figure) in [(LOCK_SHARE, 0.25), (LOCK_P999, 0.5)] {
+            report.figures.insert(name.to_owned(), figure);
+        }
         for (measure, expected) in [
             ("stat of a warm tree", 1.0),
             ("readdir of a warm tree", 1.5),
             ("open of a warm tree", 2.0),
             ("rename of empty files", 2.5),
             ("rm -rf of empty files", 3.0),
+            ("two writers of small files: share", 0.25),
+            ("two writers of small files: p99.9", 0.5),
         ] {
             assert_eq!(figure(&report, measure), Some(expected), "{measure}");
         }

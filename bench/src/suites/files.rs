@@ -7,7 +7,7 @@ use std::thread;
 
 use bkfs_fuse::{MountConfig, mount};
 
-use super::{listing, names};
+use super::{listing, lock, names};
 use crate::Outcome;
 use crate::context::Context;
 use crate::data;
@@ -43,6 +43,7 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
         restic(context, &source);
         borg(context, &source);
     }
+    lock::run(context, SUITE, &archive, &source)?;
     remove(&archive)?;
     remove(&source)
 }

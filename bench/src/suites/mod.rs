@@ -8,6 +8,7 @@ mod idle;
 mod index;
 mod latency;
 mod listing;
+mod lock;
 mod mariadb;
 mod micro;
 mod names;

@@ -1,7 +1,7 @@
 //! The input of a suite: directories, sizes, the program, the peers, and the report that it fills.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::Outcome;
 use crate::disk::remove;
@@ -58,6 +58,13 @@ impl Context {
         remove(&path)?;
         fs::create_dir_all(&path)?;
         Ok(path)
+    }
+
+    /// Makes `work` the benchmark's own directory, and lets the program keep its state there too.
+    /// Returns the directory of before.
+    pub fn move_to(&mut self, work: &Path) -> PathBuf {
+        self.program = self.program.with_home(work.join("home"));
+        std::mem::replace(&mut self.work, work.to_owned())
     }
 
     /// Adds a run of `system` at `step` to the report.

@@ -5,6 +5,7 @@ pub mod data;
 pub mod disk;
 pub mod floor;
 pub mod format;
+pub mod loop_disk;
 pub mod measure;
 pub mod null_fs;
 pub mod output;

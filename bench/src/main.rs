@@ -3,15 +3,16 @@
 //! Owns: the command line, the order of suites, and where results are written.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use bkfs_bench::Outcome;
 use bkfs_bench::context::{Context, Size};
+use bkfs_bench::loop_disk::LoopDisk;
 use bkfs_bench::peers::Peers;
 use bkfs_bench::program::Program;
 use bkfs_bench::report::Report;
-use bkfs_bench::suites::SUITES;
+use bkfs_bench::suites::{SUITES, Suite};
 use bkfs_bench::{output, targets};
 use clap::{Parser, ValueEnum};
 
@@ -42,6 +43,10 @@ struct Arguments {
     /// files)
     #[arg(long)]
     work: Option<PathBuf>,
+    /// Run the suite `files` on ext4 on a loop device in /dev/shm: needs root and up to 4 GiB of
+    /// memory
+    #[arg(long = "loop")]
+    on_loop: bool,
     /// The bkfs to measure (default: $BKFS_BIN, or one that is built now)
     #[arg(long, env = "BKFS_BIN")]
     bkfs: Option<PathBuf>,
@@ -105,7 +110,12 @@ fn run(arguments: &Arguments) -> Outcome<()> {
     for (name, suite) in SUITES {
         if wanted(name) {
             eprintln!("{name}");
-            suite(&mut context).map_err(|error| format!("{name}: {error}"))?;
+            let on_loop = arguments.on_loop && name == "files";
+            let done = match on_loop {
+                true => run_on_loop(&mut context, suite),
+                false => suite(&mut context),
+            };
+            done.map_err(|error| format!("{name}: {error}"))?;
             // Written after each suite, so that results stay if a later suite fails.
             output::write(&context.report, &arguments.output)?;
         }
@@ -122,6 +132,27 @@ fn run(arguments: &Arguments) -> Outcome<()> {
         );
     }
     Ok(())
+}
+
+/// Runs a suite on a disk in memory or, where none can be made, in the work directory. The report
+/// tells which.
+fn run_on_loop(context: &mut Context, suite: Suite) -> Outcome<()> {
+    let point = context.work.join("loop");
+    let disk = LoopDisk::mount(&point, context.size.choose(1 << 30, 4 << 30, 8 << 30));
+    let told = match &disk {
+        Ok(_) => "ext4 on a loop device in /dev/shm".to_owned(),
+        Err(error) => format!("the work directory, without a loop device: {error}"),
+    };
+    let about = &mut context.report.about;
+    about.push(("disk of the suite files".to_owned(), told));
+    let Ok(disk) = disk else {
+        return suite(context);
+    };
+    let before = context.move_to(&point);
+    let done = suite(context);
+    context.move_to(&before);
+    drop(disk);
+    done
 }
 
 /// Builds the program in release mode, as users do.
@@ -171,10 +202,23 @@ fn describe(context: &mut Context) {
             "command".to_owned(),
             format!("bkfs-bench {}", command.join(" ")),
         ),
+        ("disk".to_owned(), disk_of(&context.work)),
         ("runs of each step".to_owned(), context.repeat.to_string()),
         (
             "load before".to_owned(),
             read("/proc/loadavg").trim().to_owned(),
         ),
     ];
+}
+
+/// Returns the kind of filesystem and the device of a path.
+fn disk_of(path: &Path) -> String {
+    let mut command = Command::new("findmnt");
+    let output = command
+        .args(["-n", "-o", "FSTYPE,SOURCE", "-T"])
+        .arg(path)
+        .output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let text = text.unwrap_or_default();
+    text.split_whitespace().collect::<Vec<_>>().join(" on ")
 }

@@ -34,6 +34,14 @@ impl Program {
         }
     }
 
+    /// Returns the same program with its state below `home`.
+    pub fn with_home(&self, home: PathBuf) -> Self {
+        Self {
+            home,
+            ..self.clone()
+        }
+    }
+
     /// Returns the same program with additional environment variables.
     pub fn with(&self, environment: &[(&str, String)]) -> Self {
         let mut program = self.clone();

@@ -17,7 +17,7 @@ case_of "the benchmarks build" builds || exit 1
 runs() {
   mkdir -p "$SUITE_TMP/work"
   printf 'before\n<!-- tables: written by bkfs-bench -->\n<!-- end of tables -->\nafter\n' >"$PAGE"
-  (cd "$SUITE_TMP" && "$BENCH" all --size small --repeat 1 --work "$SUITE_TMP/work" \
+  (cd "$SUITE_TMP" && "$BENCH" all --size small --repeat 1 --loop --work "$SUITE_TMP/work" \
     --output results --page page.md)
 }
 case_of "all suites run" runs || exit 1
@@ -35,7 +35,15 @@ for step in \
   "stream|noise|dd, fsync" "stream|pages|null filesystem" \
   "files|tar -x|bkfs" "files|tar -x|null filesystem" \
   "files|tar -x|null filesystem, a thread per core" "files|restore|bkfs" "files|restore|restic" \
-  "latency|read a snapshot, 20 ms|bkfs" "micro|pages as pages|bkfs"; do
+  "files|backup again, nothing changed|bkfs (rsync onto a fresh mount)" \
+  "files|backup again, nothing changed|bkfs put (of the tree)" \
+  "files|backup again, nothing changed|restic (backup of the tree)" \
+  "files|open, warm tree|bkfs" "files|open, warm tree|null filesystem" \
+  "files|rm -rf, empty files|bkfs" "files|rm -rf, empty files|null filesystem" \
+  "files|tar -x, two at the same time|bkfs" "stream|pages|bkfs put, from a pipe" \
+  "latency|read a snapshot, 20 ms|bkfs" "latency|ls -lR, cold, 20 ms|bkfs" \
+  "latency|ls -lR, cold, local bucket|bkfs" "latency|100 random reads, depth 32, 20 ms|bkfs" \
+  "latency|snapshot of an idle mount, 20 ms|bkfs" "micro|pages as pages|bkfs"; do
   IFS='|' read -r suite name system <<<"$step"
   case_of "$suite: $name by $system is verified" measured "$suite" "$name" "$system"
 done
@@ -50,6 +58,25 @@ page() {
   ! grep -q 'not verified' "$PAGE" || wrong "something was not verified"
 }
 case_of "the page has the table of what is to be reached" page
+judged() { # MEASURE: it has a figure, whatever that is
+  grep -qE "^\\| $1.*\\| (pass|pass, aim reached|miss) \\|\$" "$PAGE" ||
+    wrong "not measured: $1"
+}
+for measure in \
+  "restore of small files ÷ restic" "restore of small files ÷ tar" \
+  "first backup of small files: tar" "first backup of small files: bkfs put" \
+  "unchanged small files: rsync" "unchanged small files: bkfs put" \
+  "stat of a warm tree" "readdir of a warm tree" "open of a warm tree" \
+  "rename of empty files" "rm -rf of empty files" \
+  "two writers of small files: share" "two writers of small files: p99.9" \
+  "bkfs put of incompressible content ÷" "bkfs put of pages ÷" \
+  "bkfs put of incompressible content through a pipe" "bkfs put of pages through a pipe" \
+  "restore of a long file and small ones" "cold ls -lR of small files" \
+  "random read of 16 KiB" "such reads at depth 32" "snapshot of an idle mount"; do
+  case_of "there is a figure: $measure" judged "$measure"
+done
+disk() { jq -e '.about | any(.[0] == "disk of the suite files")' "$OUT/report.json"; }
+case_of "the report tells the disk of the suite files" disk
 plots() {
   local suite
   for suite in mariadb stream files latency micro; do

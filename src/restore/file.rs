@@ -1,6 +1,7 @@
 //! Contents of one file, in parts that are fetched concurrently.
 
 use std::ffi::OsString;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +14,6 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::restore::dates::{Made, Undated};
 use crate::restore::job::Job;
 use crate::restore::output::Output;
-use crate::restore::parts::Parts;
 use crate::restore::{finishing, place};
 use crate::tree::item::Attributes;
 use crate::volume::error::VolumeError;
@@ -85,43 +85,48 @@ impl Contents {
         self.job.permits.clone().acquire_owned().await.ok()
     }
 
-    /// Fills the file by tasks in `parts`; waits while too many parts are in flight.
-    pub async fn spawn(self: Arc<Self>, parts: &mut Parts) {
+    /// Returns the size, in bytes, of a file that is filled together with others.
+    pub fn small_bytes(&self) -> Option<u64> {
+        let Attributes {
+            size_bytes,
+            allocated_bytes,
+            ..
+        } = self.attributes;
+        (size_bytes <= SMALL_BYTES && allocated_bytes >= size_bytes).then_some(size_bytes)
+    }
+
+    /// Gives the file its length. Returns that, or reports a problem and returns `None`.
+    pub fn set_length(&self) -> Option<u64> {
         let size = self.attributes.size_bytes;
+        match rustix::fs::ftruncate(&self.output, size) {
+            Ok(()) => Some(size),
+            Err(error) => {
+                self.fail(&error);
+                None
+            }
+        }
+    }
+
+    /// Returns the part to fill at `at`, or `None` if only a hole is left. `looked` is where a hole
+    /// was looked for last. Reports a problem and returns `None` if the tree cannot be read.
+    pub async fn next_part(&self, at: u64, looked: &mut u64) -> Option<Range<u64>> {
+        let size = self.attributes.size_bytes;
+        let mut at = at;
+        // The tree may claim more allocated bytes than the file has, so a long file is checked for
+        // holes too, at intervals.
         let is_sparse = self.attributes.allocated_bytes < size;
-        if !is_sparse && size <= SMALL_BYTES {
-            return parts.add_small(self, size).await;
-        }
-        if let Err(error) = rustix::fs::ftruncate(&self.output, size) {
-            return self.fail(&error);
-        }
-        let mut at = 0;
-        let mut looked = 0;
-        while at < size {
-            // The tree may claim more allocated bytes than the file has, so a long file is checked
-            // for holes too, at intervals.
-            if is_sparse || at - looked >= LOOK_BYTES {
-                // A hole may be as long as the largest file, so it is skipped in one step and not
-                // part by part.
-                match self.data_behind(at).await {
-                    Ok(data) => (at, looked) = (data, data),
-                    Err(error) => return self.fail_volume(&error),
-                }
-                if at == size {
-                    break;
+        if at < size && (is_sparse || at - *looked >= LOOK_BYTES) {
+            // A hole may be as long as the largest file, so it is skipped in one step and not part
+            // by part.
+            match self.data_behind(at).await {
+                Ok(data) => (at, *looked) = (data, data),
+                Err(error) => {
+                    self.fail_volume(&error);
+                    return None;
                 }
             }
-            let part = at..size.min(at.saturating_add(PART_BYTES));
-            at = part.end;
-            let Some(permit) = self.permit().await else {
-                return;
-            };
-            let contents = self.clone();
-            parts.spawn(async move {
-                contents.part(part).await;
-                drop(permit);
-            });
         }
+        (at < size).then(|| at..size.min(at.saturating_add(PART_BYTES)))
     }
 
     /// Returns the offset of the first data at or after `at`, or the end of the file if there is
@@ -140,7 +145,8 @@ impl Contents {
         Ok(found)
     }
 
-    async fn part(self: Arc<Self>, range: std::ops::Range<u64>) {
+    /// Fills a part.
+    pub async fn part(self: Arc<Self>, range: Range<u64>) {
         let length = range.end - range.start;
         let map = match self.job.source.view.map_of(self.inode, range).await {
             Ok(map) => map,

@@ -121,7 +121,7 @@ pub async fn make(
                     path: path.to_owned(),
                 };
                 let file = Contents::new(job.clone(), inode, *attributes, xattrs, output, target);
-                file.spawn(parts).await;
+                parts.fill(file).await;
             }
             Err(error) => {
                 unmade();

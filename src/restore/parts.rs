@@ -1,7 +1,7 @@
 //! The tasks that fill files: one for each part of a large file, one for many small files.
 //!
-//! Owns: how many small files a task takes, and that all tasks are awaited. Does not own: what a task
-//! does (`file`).
+//! Owns: which task fills what, and that all tasks are awaited. Does not own: how a part or a small
+//! file is filled (`file`).
 
 use std::sync::Arc;
 
@@ -25,15 +25,37 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Runs a task that fills a part of a file.
-    pub fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+    /// Fills a file, in the background; waits while too many parts are being filled.
+    pub async fn fill(&mut self, file: Arc<Contents>) {
+        if let Some(bytes) = file.small_bytes() {
+            return self.add_small(file, bytes).await;
+        }
+        if file.set_length().is_none() {
+            return;
+        }
+        let (mut at, mut looked) = (0, 0);
+        while let Some(part) = file.next_part(at, &mut looked).await {
+            at = part.end;
+            let Some(permit) = file.permit().await else {
+                return;
+            };
+            let filled = file.clone();
+            self.spawn(async move {
+                filled.part(part).await;
+                drop(permit);
+            });
+        }
+    }
+
+    /// Runs a task.
+    fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task);
         // A file detects the bytes that a panicked task did not write.
         while self.tasks.try_join_next().is_some() {}
     }
 
     /// Takes a small file. Fills it together with others, when there are enough.
-    pub async fn add_small(&mut self, file: Arc<Contents>, bytes: u64) {
+    async fn add_small(&mut self, file: Arc<Contents>, bytes: u64) {
         self.small.push(file);
         self.small_bytes += bytes;
         if self.small.len() >= FILES_MAX || self.small_bytes >= BYTES_MAX {

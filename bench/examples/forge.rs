@@ -136,6 +136,7 @@ async fn main() -> Outcome<()> {
         memory_bytes: MEMORY_BYTES,
         steal: false,
         accept_loss: false,
+        session: None,
     })
     .await?;
     let mut random = StdRng::seed_from_u64(chunks);

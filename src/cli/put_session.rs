@@ -75,6 +75,7 @@ impl Session {
             memory_bytes: Settings::default().memory_bytes,
             steal: begin.steal,
             accept_loss: begin.accept_loss,
+            session: None,
         })
         .await
         .map_err(held)?;

@@ -226,6 +226,7 @@ async fn create(command: &Create, global: &Global, output: &Output) -> Result<()
         memory_bytes: Settings::default().memory_bytes,
         steal: false,
         accept_loss: false,
+        session: None,
     })
     .await?;
     alone.finish().await?;

@@ -14,6 +14,7 @@ use crate::mounting::writing::Writing;
 use crate::repository::Repository;
 use crate::root::heartbeat::Standing;
 use crate::root::refusal::Refusal;
+use crate::root::state::SessionId;
 use crate::vfs::special::Owner;
 use crate::volume::{Promise, Volume};
 
@@ -43,6 +44,8 @@ pub struct AloneParts {
     pub steal: bool,
     /// Accept that acknowledged operations are missing from the bucket.
     pub accept_loss: bool,
+    /// The session's id, if the caller has drawn it to see the session out of the root.
+    pub session: Option<SessionId>,
 }
 
 impl Alone {
@@ -71,6 +74,7 @@ impl Alone {
             is_local: false,
             promise: Promise::Durable,
             clone_of: None,
+            session: parts.session,
             owner,
             holder,
         };

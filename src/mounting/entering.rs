@@ -46,7 +46,8 @@ impl Writing {
                 };
                 let holder = self.holder.clone();
                 let processes = self.repository.environment.processes.as_ref();
-                OpenSession::open_with(handle, holder, Some(request), processes, known).await?
+                let id = self.session.unwrap_or_else(|| OpenSession::draw_id(handle));
+                OpenSession::open_as(id, handle, holder, request, processes, known).await?
             }
         };
         if let Some(ended_session) = open.taken_from() {

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::mounting::control::MountControl;
+use crate::mounting::traces::Traces;
 use crate::vfs::special::Control;
 
 /// Requests under way at most, with those whose answers no client has fetched.
@@ -74,6 +75,11 @@ impl Jobs {
             control: Arc::new(control),
             jobs: Mutex::default(),
         }
+    }
+
+    /// Returns the traces of the mount.
+    pub(super) fn traces(&self) -> &Traces {
+        &self.control.traces
     }
 
     fn begin(&self, request: &Value) -> Value {

@@ -38,7 +38,7 @@ use crate::trace::touches::Touches;
 use crate::vfs::convert::Lifetimes;
 use crate::vfs::live::{Current, Live};
 use crate::vfs::observed::Observed;
-use crate::vfs::special::{Control, Owner};
+use crate::vfs::special::Owner;
 use crate::vfs::{BkfsVfs, CloseMode, MountParts};
 use crate::volume::error::VolumeError;
 use crate::volume::view::View;
@@ -48,6 +48,7 @@ mod advice;
 pub mod alone;
 mod base;
 pub mod control;
+mod departing;
 pub mod ending;
 mod entering;
 pub mod error;
@@ -139,6 +140,7 @@ pub struct Assembled {
     /// Follows new commits, in a read-only mount of a volume. Ends with the mount.
     following: Option<Following>,
     scrubbing: Option<Arc<Scrubbing>>,
+    control: Arc<Jobs>,
 }
 
 impl Assembled {
@@ -185,9 +187,14 @@ impl Assembled {
         let Some(supervisor) = self.supervisor else {
             return Ok(());
         };
+        let finished = async {
+            let finished = supervisor.finish(deadline).await;
+            self.control.traces().leave(deadline).await;
+            finished
+        };
         tokio::select! {
             biased;
-            finished = supervisor.finish(deadline) => finished,
+            finished = finished => finished,
             () = deadline.passed_by(KEEPING + 2 * LEAVING) => Err(VolumeError::Commit(
                 "the mount did not end in time: what is not in the bucket may be lost".into(),
             )
@@ -272,12 +279,17 @@ impl MountPlan {
             snapshot,
             current,
         };
-        let parts = self.parts(runtime, shown, supervisor.clone(), scrubbing.clone());
+        let touches = self.clone_of.is_some().then(Arc::<Touches>::default);
+        let current = shown.current.clone();
+        let (supervised, scrubbed) = (supervisor.clone(), scrubbing.clone());
+        let control = self.control(shown, supervised, scrubbed, touches.clone());
+        let parts = self.parts(runtime, current, control.clone(), touches);
         Ok(Assembled {
             vfs: BkfsVfs::new(parts),
             supervisor,
             following,
             scrubbing,
+            control,
         })
     }
 
@@ -340,25 +352,20 @@ impl MountPlan {
         }
     }
 
-    fn parts(
+    /// Returns what answers requests to the control files.
+    fn control(
         &self,
-        runtime: &Handle,
         shown: Shown,
         supervisor: Option<Arc<MountSupervisor>>,
         scrubbing: Option<Arc<Scrubbing>>,
-    ) -> MountParts {
-        let lifetimes = match (&supervisor, &self.settings.snapshot) {
-            (Some(_), _) => Lifetimes::OWNED,
-            (None, Some(_)) => Lifetimes::FROZEN,
-            (None, None) => Lifetimes::FOLLOWING,
-        };
+        touches: Option<Arc<Touches>>,
+    ) -> Arc<Jobs> {
         let current = shown.current.clone();
-        let touches = self.clone_of.is_some().then(Arc::<Touches>::default);
-        let traces = self.traces(&current, touches.clone());
-        let control: Arc<dyn Control> = Arc::new(Jobs::new(MountControl {
+        let traces = self.traces(&current, touches);
+        Arc::new(Jobs::new(MountControl {
             repository: self.repository.clone(),
             volume_name: self.volume.clone(),
-            current: current.clone(),
+            current,
             supervisor,
             shown,
             hydrating: Hydrating::new(self.repository.content_store.clone()),
@@ -368,7 +375,21 @@ impl MountPlan {
             since: control::time_text(self.repository.environment.clock.now()),
             outcome: self.settings.outcome.clone(),
             drains: Arc::default(),
-        }));
+        }))
+    }
+
+    fn parts(
+        &self,
+        runtime: &Handle,
+        current: Arc<Current>,
+        control: Arc<Jobs>,
+        touches: Option<Arc<Touches>>,
+    ) -> MountParts {
+        let lifetimes = match (self.is_read_only(), &self.settings.snapshot) {
+            (false, _) => Lifetimes::OWNED,
+            (true, Some(_)) => Lifetimes::FROZEN,
+            (true, None) => Lifetimes::FOLLOWING,
+        };
         MountParts {
             runtime: runtime.clone(),
             current,
@@ -404,6 +425,7 @@ impl MountPlan {
             is_local: self.settings.fsync_local,
             promise: self.promise(),
             clone_of: self.clone_of.clone(),
+            session: None,
             owner: self.owner(),
             holder: self.holder(),
         }

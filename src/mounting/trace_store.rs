@@ -10,6 +10,7 @@ use bytes::Bytes;
 use crate::mounting::alone::{Alone, AloneParts};
 use crate::mounting::error::MountingError;
 use crate::repository::Repository;
+use crate::root::state::SessionId;
 use crate::stream::{StreamError, VolumePath, deposit, keep};
 use crate::trace::format::Trace;
 use crate::trace::place::resolve;
@@ -37,8 +38,11 @@ pub enum TraceStoreError {
     Stream(#[from] StreamError),
 }
 
-/// Stores a trace, in place of an older one of its name. `command` is the holder of the session.
-/// After success it is in the bucket.
+/// Stores a trace, in place of an older one of its name, by a session of this id, with `command` as
+/// its holder. After success the trace is in the bucket, and the session is in the root no more.
+/// Before, and after an error or if this is dropped, it may be there. It acknowledges nothing before
+/// its commit, so that
+/// [`OpenSession::end_left`](crate::root::session::OpenSession::end_left) may end it.
 ///
 /// # Errors
 /// [`TraceStoreError::Stored`] if the name is none that a trace can have;
@@ -48,11 +52,11 @@ pub async fn save(
     repository: &Arc<Repository>,
     (volume, name): (&str, &str),
     trace: &Trace,
-    command: &str,
+    (command, session): (&str, SessionId),
 ) -> Result<(), TraceStoreError> {
     check_trace_name(name)?;
     let bytes = Bytes::from(trace.encode());
-    let alone = begin(repository, command).await?;
+    let alone = begin(repository, command, Some(session)).await?;
     let saved = write(alone.volume(), &path_of(volume, name), bytes).await;
     let finished = alone.finish().await;
     saved?;
@@ -84,7 +88,7 @@ pub async fn remove(
     command: &str,
 ) -> Result<(), TraceStoreError> {
     check_trace_name(name)?;
-    let alone = begin(repository, command).await?;
+    let alone = begin(repository, command, None).await?;
     let removed = unlink(alone.volume(), volume, name).await;
     let finished = alone.finish().await;
     removed?;
@@ -108,7 +112,11 @@ async fn unlink(traces: &Arc<Volume>, volume: &str, name: &str) -> Result<(), St
     }
 }
 
-async fn begin(repository: &Arc<Repository>, command: &str) -> Result<Alone, MountingError> {
+async fn begin(
+    repository: &Arc<Repository>,
+    command: &str,
+    session: Option<SessionId>,
+) -> Result<Alone, MountingError> {
     let parts = AloneParts {
         repository: repository.clone(),
         volume: VOLUME.to_owned(),
@@ -116,6 +124,7 @@ async fn begin(repository: &Arc<Repository>, command: &str) -> Result<Alone, Mou
         memory_bytes: MEMORY_BYTES,
         steal: false,
         accept_loss: false,
+        session,
     };
     Alone::begin(parts).await
 }

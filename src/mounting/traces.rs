@@ -14,6 +14,8 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::exposition::Exposition;
+use crate::mounting::departing::Departing;
+use crate::mounting::ending::{Deadline, KEEPING, LEAVING};
 use crate::mounting::error::MountingError;
 use crate::mounting::trace_store::{TraceStoreError, save};
 use crate::repository::Repository;
@@ -118,6 +120,8 @@ pub(super) struct Traces {
     touches: Option<Arc<Touches>>,
     task: Mutex<Option<Task>>,
     begun: AtomicU64,
+    /// The sessions that store traces.
+    departing: Departing,
 }
 
 impl Traces {
@@ -129,6 +133,7 @@ impl Traces {
         touches: Option<Arc<Touches>>,
     ) -> Traces {
         Traces {
+            departing: Departing::new(repository.handle.clone()),
             repository,
             volume,
             current,
@@ -259,9 +264,15 @@ impl Traces {
         if trace.touches.is_empty() {
             return Err(TracesError::NothingRead);
         }
-        let saving = save(&self.repository, (&self.volume, name), &trace, COMMAND);
+        // A session of this mount that is still in the root would hold the volume.
+        let ended = self.departing.end_all().await;
+        ended.map_err(|error| TraceStoreError::Session(error.into()))?;
+        let visit = self.departing.begin();
+        let by = (COMMAND, visit.id());
+        let saving = save(&self.repository, (&self.volume, name), &trace, by);
         // The compiler cannot look through this future and that of the request together.
         saving.boxed().await?;
+        visit.end();
         Ok(json!({
             "name": name,
             "volume": self.volume,
@@ -270,6 +281,21 @@ impl Traces {
             "bytes": trace.total_bytes(),
             "full": touches.counts().is_full,
         }))
+    }
+
+    /// Ends the sessions that are left in the root, as the mount ends. Returns at most a few seconds
+    /// after the deadline.
+    pub(super) async fn leave(&self, deadline: &Deadline) {
+        let ended = tokio::select! {
+            biased;
+            ended = self.departing.end_all() => ended.map_err(|error| error.to_string()),
+            () = deadline.passed_by(KEEPING + LEAVING) => Err("the time is over".to_owned()),
+        };
+        if let Err(error) = ended {
+            tracing::warn!(
+                "a session of a trace stays in the root until the next one on this machine: {error}"
+            );
+        }
     }
 
     /// Returns what a mount tells of its traces.

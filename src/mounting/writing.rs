@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::mounting::spool_place::SpoolPlace;
 use crate::repository::Repository;
 use crate::root::snapshots::SnapshotReference;
-use crate::root::state::HolderInfo;
+use crate::root::state::{HolderInfo, SessionId};
 use crate::vfs::special::Owner;
 use crate::volume::Promise;
 use crate::volume::room::Limits;
@@ -30,6 +30,8 @@ pub(super) struct Writing {
     /// The snapshot that the volume becomes a clone of, before it is written; none for a volume
     /// that is there or is made empty.
     pub(super) clone_of: Option<CloneOf>,
+    /// The id of the session, if the caller has drawn it. A clone draws its own.
+    pub(super) session: Option<SessionId>,
     /// Owner of the root directory of a volume that is new.
     pub(super) owner: Owner,
     /// This process, as the root names the holder of a session.

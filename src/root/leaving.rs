@@ -5,6 +5,7 @@
 
 use super::error::RootError;
 use super::handle::{Applied, RootHandle, Transition};
+use super::refusal::Refusal;
 use super::sent::Sent;
 use super::session::OpenSession;
 use super::state::{Root, SessionId};
@@ -39,6 +40,34 @@ impl OpenSession {
             }
         }
         delete_heartbeat(&handle, id).await;
+        Ok(())
+    }
+
+    /// Ends a session of this process that has no [`OpenSession`] any more: its entry had no
+    /// answer, it could not begin, or its end failed. It must have acknowledged no operation that
+    /// no commit covers, since the journals of such operations are then lost.
+    ///
+    /// Cancel safety: dropped, it leaves the session in the root or out of it, and can be repeated.
+    ///
+    /// # Errors
+    /// Those of [`RootHandle::settle`] and [`RootHandle::update`]. The session may still be in the
+    /// root.
+    pub async fn end_left(handle: &RootHandle, id: SessionId) -> Result<(), RootError> {
+        // The replacement by which it enters may have had no answer, and be made only now.
+        let mut view = handle.settle().await?;
+        if view.root.require_live(id).is_ok() {
+            let mut end = End { id, covered: 0 };
+            match handle.update(&mut end).await {
+                // Meanwhile another call ended it, or its volume was taken.
+                Ok(_) | Err(RootError::Refused(Refusal::Fenced { .. })) => {}
+                Err(error) => return Err(error),
+            }
+            view = handle.current();
+        }
+        // One that is ending is removed by the new holder of its volume.
+        if !view.root.sessions.contains_key(&id) {
+            delete_heartbeat(handle, id).await;
+        }
         Ok(())
     }
 

@@ -12,7 +12,7 @@
 //! wrong judgement costs the holder its mount, and never acknowledged data.
 
 use super::ended_sessions::{EndedSession, accept_loss, ended_sessions, require_whole};
-use super::entering::{Entering, Purpose};
+use super::entering::{Entering, Purpose, draw_id};
 use super::error::RootError;
 use super::gap::Gap;
 use super::handle::{RootHandle, Transition};
@@ -91,6 +91,35 @@ impl OpenSession {
         };
         let Some(request) = volume else {
             return Self::without_volume(entering).await;
+        };
+        let entered = entering.enter_volume(&request).await?;
+        Self::begin(entering, request, entered).await
+    }
+
+    /// Returns an id for a session that enters by [`Self::open_as`].
+    pub fn draw_id(handle: &RootHandle) -> SessionId {
+        draw_id(handle)
+    }
+
+    /// Same, with a volume, under an id that was drawn before. So the caller can end the session by
+    /// [`Self::end_left`] whatever comes of this call.
+    ///
+    /// Cancel safety: as of [`Self::open`].
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    pub async fn open_as(
+        id: SessionId,
+        handle: &RootHandle,
+        holder: HolderInfo,
+        request: VolumeRequest,
+        processes: &dyn Processes,
+        spools: KnownSpools,
+    ) -> Result<Self, RootError> {
+        let entering = Entering {
+            id,
+            spools,
+            ..Entering::new(handle, holder, processes)
         };
         let entered = entering.enter_volume(&request).await?;
         Self::begin(entering, request, entered).await

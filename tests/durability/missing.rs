@@ -140,6 +140,7 @@ fn put(bucket: &Bucket, accept_loss: bool) -> Result<(), MountingError> {
             memory_bytes: 64 << 20,
             steal: true,
             accept_loss,
+            session: None,
         };
         Alone::begin(parts).await?.finish().await
     })

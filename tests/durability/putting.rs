@@ -68,6 +68,7 @@ pub async fn begun(store: Arc<dyn Store>, patience: Duration) -> Alone {
         memory_bytes: 256 << 20,
         steal: true,
         accept_loss: false,
+        session: None,
     });
     let alone = alone.await.expect("begun");
     alone.volume().build_apart().await.expect("built apart");

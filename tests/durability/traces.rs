@@ -4,15 +4,16 @@
 use std::sync::Arc;
 
 use bkfs::mounting::trace_store::{remove, save};
+use bkfs::root::session::OpenSession;
 use bkfs::trace::format::{PAGE_BYTES, Touch, Trace};
 use bkfs::trace::stored::{Stored, StoredError, load};
 use bkfs::volume::namespace::NewInode;
-use bkfs_store::StoreErrorKind;
-use bkfs_testing::fault::Fault;
+use bkfs_store::{Operation, StoreErrorKind};
+use bkfs_testing::fault::{Fault, Gate, Strike};
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use crate::clones::{require_whole, with};
+use crate::clones::{require_whole, root, with};
 use crate::paused::{Mount, World, paused, seconds, snapshot};
 use crate::scratch::cloning;
 
@@ -114,7 +115,8 @@ fn of(paths: &[&str], touches: &[(u32, u64, u64)]) -> Trace {
 
 async fn store(world: &World, name: &str, trace: &Trace) {
     let repository = Arc::new(world.elsewhere().repository().await);
-    let saved = save(&repository, ("main", name), trace, "test").await;
+    let session = OpenSession::draw_id(&repository.handle);
+    let saved = save(&repository, ("main", name), trace, ("test", session)).await;
     saved.expect("stored");
 }
 
@@ -368,5 +370,82 @@ fn a_trace_is_not_stored_while_another_session_writes_to_the_traces() {
             "{refused}"
         );
         mount.0.finish().await.expect("ended");
+    });
+}
+
+/// Returns the number of sessions in the root that store a trace.
+async fn recording(world: &World) -> usize {
+    let root = root(world).await;
+    let holders = root.sessions.values().map(|session| &session.holder);
+    let recording = holders.filter(|holder| holder.mount_point == "bkfs trace record");
+    recording.count()
+}
+
+/// Begins to record a trace. Returns its job once its session is in the root. The answer to the
+/// replacement by which it entered waits at the gate.
+async fn enter(world: &World, machine: &World, mount: &Mount) -> (Value, Gate) {
+    let gate = Gate::new();
+    let held = Strike::with(Fault::HoldAfter(gate.clone()));
+    machine
+        .faults
+        .plan(held.on(Operation::Replace).keys("root"));
+    let begun = ask(mount, json!({ "begin": { "record": "warm" } })).await;
+    while recording(world).await == 0 {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    (json!({ "job": begun["job"] }), gate)
+}
+
+#[test]
+fn a_failed_record_leaves_no_session_behind() {
+    paused(async {
+        let world = world().await;
+        let (machine, mount) = clone(&world, 1, None).await;
+        read_places(&mount).await;
+        let (job, gate) = enter(&world, &machine, &mount).await;
+        machine.fails_with(Fault::FailBefore(StoreErrorKind::Denied));
+        gate.open();
+        tokio::time::sleep(seconds(600)).await;
+        let failed = ask(&mount, job).await;
+        assert!(failed["error"].is_string(), "{failed}");
+        assert_eq!(
+            recording(&world).await,
+            1,
+            "the store refuses its end as well"
+        );
+
+        machine.faults.heal();
+        // By itself, so that it holds nothing back if no other trace is recorded.
+        tokio::time::sleep(seconds(60)).await;
+        assert_eq!(recording(&world).await, 0);
+        let made = ask(&mount, json!({ "record": "warm" })).await;
+        assert_eq!(made["name"], "warm", "{made}");
+        assert_eq!(recording(&world).await, 0);
+        mount.0.finish().await.expect("ended");
+        require_whole(&world).await;
+    });
+}
+
+#[test]
+fn a_session_without_an_answer_leaves_before_the_next_record_and_at_the_unmount() {
+    paused(async {
+        let world = world().await;
+        for (number, is_at_unmount) in [(1, false), (2, true)] {
+            let (machine, mount) = clone(&world, number, Some("none")).await;
+            read_places(&mount).await;
+            let (job, _gate) = enter(&world, &machine, &mount).await;
+            machine.fails_with(Fault::FailBefore(StoreErrorKind::Unreachable));
+            tokio::time::sleep(seconds(600)).await;
+            let failed = ask(&mount, job).await;
+            assert!(failed["error"].is_string(), "{failed}");
+            machine.faults.heal();
+            if !is_at_unmount {
+                let made = ask(&mount, json!({ "record": "warm" })).await;
+                assert_eq!(made["name"], "warm", "{made}");
+            }
+            mount.0.finish().await.expect("ended");
+            assert_eq!(recording(&world).await, 0);
+        }
+        require_whole(&world).await;
     });
 }

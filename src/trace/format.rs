@@ -12,6 +12,15 @@ pub const PAGE_BYTES: u64 = 4096;
 /// The most ranges of a trace.
 pub const RANGES_MAX: usize = 1_000_000;
 
+/// The most paths of a trace.
+pub const PATHS_MAX: usize = 65_536;
+
+/// The fewest bytes of a range.
+const RANGE_BYTES: usize = 3;
+
+/// The fewest bytes of a path and of the range that names it.
+const NAMED_PATH_BYTES: usize = 2 + RANGE_BYTES;
+
 /// The longest trace, in bytes.
 pub const TRACE_BYTES_MAX: u64 = 64 << 20;
 
@@ -56,7 +65,7 @@ pub enum TraceError {
     /// A later version of bkfs wrote it.
     #[error("this trace has a newer version than this bkfs reads")]
     NewerVersion,
-    /// There are too many bytes or ranges.
+    /// There are too many bytes, paths or ranges.
     #[error("this trace is larger than a trace may be")]
     TooLarge,
     /// A path is none that a file can have.
@@ -105,16 +114,13 @@ impl Trace {
             None => return Err(TraceError::NoTrace),
         };
         let mut reader = Reader::new(body);
-        let mut paths = Vec::new();
-        for _ in 0..number(&mut reader)? {
-            let path = text(&mut reader, PATH_BYTES_MAX)?;
-            if names_of(path).is_none() {
-                return Err(TraceError::Path);
-            }
-            paths.push(path.to_vec());
+        let paths = paths(&mut reader, body.len())?;
+        let touches = touches(&mut reader, body.len(), paths.len())?;
+        let mut is_named = vec![false; paths.len()];
+        for touch in &touches {
+            is_named[touch.file as usize] = true;
         }
-        let touches = touches(&mut reader, paths.len())?;
-        match reader.is_empty() {
+        match reader.is_empty() && !is_named.contains(&false) {
             true => Ok(Trace { paths, touches }),
             false => Err(TraceError::Malformed),
         }
@@ -150,13 +156,45 @@ fn text<'a>(reader: &mut Reader<'a>, most: usize) -> Result<&'a [u8], TraceError
     reader.take(length).ok_or(TraceError::Malformed)
 }
 
-fn touches(reader: &mut Reader<'_>, files: usize) -> Result<Vec<Touch>, TraceError> {
+/// Reads a count of at most `most`, of which each takes at least `bytes_each` bytes of the rest of a
+/// body. So the memory for as many is bounded by the length of the body.
+fn count(
+    reader: &mut Reader<'_>,
+    body_bytes: usize,
+    most: usize,
+    bytes_each: usize,
+) -> Result<usize, TraceError> {
     let count = number(reader)?;
-    if count > RANGES_MAX as u64 {
+    if count > most as u64 {
         return Err(TraceError::TooLarge);
     }
-    // The count is not trusted with memory.
-    let mut touches = Vec::new();
+    let room = (body_bytes - reader.position()) / bytes_each;
+    let count = count as usize;
+    (count <= room)
+        .then_some(count)
+        .ok_or(TraceError::Malformed)
+}
+
+fn paths(reader: &mut Reader<'_>, body_bytes: usize) -> Result<Vec<Vec<u8>>, TraceError> {
+    let count = count(reader, body_bytes, PATHS_MAX, NAMED_PATH_BYTES)?;
+    let mut paths = Vec::with_capacity(count);
+    for _ in 0..count {
+        let path = text(reader, PATH_BYTES_MAX)?;
+        if names_of(path).is_none() {
+            return Err(TraceError::Path);
+        }
+        paths.push(path.to_vec());
+    }
+    Ok(paths)
+}
+
+fn touches(
+    reader: &mut Reader<'_>,
+    body_bytes: usize,
+    files: usize,
+) -> Result<Vec<Touch>, TraceError> {
+    let count = count(reader, body_bytes, RANGES_MAX, RANGE_BYTES)?;
+    let mut touches = Vec::with_capacity(count);
     for _ in 0..count {
         let (file, page, pages) = (number(reader)?, number(reader)?, number(reader)?);
         let end = page.checked_add(pages).filter(|end| *end <= END_MAX);
@@ -213,7 +251,7 @@ mod tests {
         let of = |path: &[u8]| {
             let trace = Trace {
                 paths: vec![path.to_vec()],
-                ..Trace::default()
+                touches: vec![named(0)],
             };
             Trace::decode(&trace.encode())
         };
@@ -232,10 +270,8 @@ mod tests {
     #[test]
     fn lies_about_lengths_are_refused() {
         let with = |touch: Touch| {
-            let trace = Trace {
-                touches: vec![touch],
-                ..trace()
-            };
+            let mut trace = trace();
+            trace.touches.push(touch);
             Trace::decode(&trace.encode())
         };
         let touch = |file, page, pages| Touch { file, page, pages };
@@ -272,11 +308,43 @@ mod tests {
         });
         let large = Trace {
             touches: touches.collect(),
-            ..trace()
+            paths: vec![b"a".to_vec()],
         };
         let read = Trace::decode(&large.encode()).expect("is a trace");
         assert_eq!(read.touches.len(), RANGES_MAX);
         assert_eq!(read.touches, large.touches[..RANGES_MAX]);
+    }
+
+    #[test]
+    fn a_path_costs_no_more_than_the_range_that_names_it() {
+        let paths = |count: usize| Trace {
+            paths: vec![b"a".to_vec(); count],
+            touches: Vec::new(),
+        };
+        // As many as a file of 64 MiB has: they would take 2 GiB.
+        let mut bytes = MAGIC.to_vec();
+        varint::write(&mut bytes, 33_000_000);
+        bytes.extend(b"\x01a".repeat(33_000_000));
+        bytes.push(0);
+        assert_eq!(Trace::decode(&bytes), Err(TraceError::TooLarge));
+        let refused = Trace::decode(&paths(PATHS_MAX + 1).encode());
+        assert_eq!(refused, Err(TraceError::TooLarge));
+        for count in [1, 2, PATHS_MAX] {
+            let mut trace = paths(count);
+            assert_eq!(Trace::decode(&trace.encode()), Err(TraceError::Malformed));
+            trace.touches = (1..count as u32).map(named).collect();
+            assert_eq!(Trace::decode(&trace.encode()), Err(TraceError::Malformed));
+            trace.touches.push(named(0));
+            assert_eq!(Trace::decode(&trace.encode()), Ok(trace));
+        }
+    }
+
+    fn named(file: u32) -> Touch {
+        Touch {
+            file,
+            page: 0,
+            pages: 1,
+        }
     }
 
     proptest! {
@@ -292,6 +360,7 @@ mod tests {
                 page,
                 pages,
             });
+            let touches = touches.chain((0..count as u32).map(named));
             let trace = Trace { touches: touches.collect(), paths };
             prop_assert_eq!(Trace::decode(&trace.encode()), Ok(trace));
         }

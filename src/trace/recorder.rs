@@ -13,7 +13,7 @@ use crate::trace::format::PAGE_BYTES;
 pub const PLACE_BYTES: u64 = 16 << 10;
 
 /// Pages of a trace in a place.
-const PLACE_PAGES: u64 = PLACE_BYTES / PAGE_BYTES;
+pub(super) const PLACE_PAGES: u64 = PLACE_BYTES / PAGE_BYTES;
 
 /// Places in one entry of the table of seen ones: 8 MiB.
 const BLOCK_PLACES: u32 = 512;

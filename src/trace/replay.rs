@@ -86,13 +86,16 @@ impl Replay {
     }
 
     async fn bring(&self, batch: Batch, touches: Option<&Touches>) -> Result<(), VolumeError> {
-        if self.counts.lock().is_full {
+        // All may be in memory: without this the task would leave its thread to no other one.
+        tokio::task::consume_budget().await;
+        if self.counts.lock().is_full || batch.is_empty() {
             return Ok(());
         }
         self.look_up(&batch).await?;
         let mut pieces = Vec::new();
         let (mut done, mut lacking) = (0, 0);
         for touch in &batch {
+            tokio::task::consume_budget().await;
             let (offset, length) = self.clipped(touch);
             lacking += touch.pages * PAGE_BYTES - length;
             done += length;

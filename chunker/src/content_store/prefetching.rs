@@ -98,6 +98,8 @@ impl PrefetchList {
         let chunks = reader.chunks_in(pieces, Urgency::Ahead).await;
         let mut wanted = Vec::new();
         for chunk in chunks {
+            // All may be in memory: without this the caller would leave its thread to no other task.
+            tokio::task::consume_budget().await;
             if self.taken.lock().is_full {
                 break;
             }

@@ -76,6 +76,25 @@ async fn each_frame_of_a_list_is_fetched_once_and_no_other() {
 }
 
 #[tokio::test]
+async fn a_list_that_is_in_memory_leaves_turns_to_other_tasks() {
+    let mut world = World::new(38, true);
+    let (files, _) = stored(&mut world, &[MIB]).await;
+    let store = world.loaded().await;
+    let list = store.prefetch_list();
+    list.bring(&files[0]).await.expect("works");
+    let repeated: Vec<Piece> = files[0].iter().copied().cycle().take(2000).collect();
+    let mut polls = 0;
+    let mut bring = std::pin::pin!(list.bring(&repeated));
+    let counted = std::future::poll_fn(|context| {
+        polls += 1;
+        bring.as_mut().poll(context)
+    });
+    counted.await.expect("works");
+    // A turn is 128 steps.
+    assert!(polls >= 10, "{polls}");
+}
+
+#[tokio::test]
 async fn a_list_fills_half_of_what_pins_leave_and_evicts_none_of_them() {
     let (mut world, directory) = cached_world(32);
     let (files, _) = stored(&mut world, &[2 * MIB, 12 * MIB]).await;

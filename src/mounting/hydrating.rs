@@ -198,6 +198,11 @@ impl Hydrating {
         Ok(json!({ "task": number }))
     }
 
+    /// Ends the task. What it has brought stays in the cache.
+    pub(super) fn stop(&self) {
+        *self.task.lock() = None;
+    }
+
     /// Returns how far the task with this number is.
     ///
     /// # Errors

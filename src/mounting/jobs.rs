@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::mounting::control::MountControl;
-use crate::mounting::traces::Traces;
+use crate::mounting::recording::Recording;
 use crate::vfs::special::Control;
 
 /// Requests under way at most, with those whose answers no client has fetched.
@@ -77,9 +77,15 @@ impl Jobs {
         }
     }
 
-    /// Returns the traces of the mount.
-    pub(super) fn traces(&self) -> &Traces {
-        &self.control.traces
+    /// Ends what fetches data that no caller waits for.
+    pub(super) fn stop_prefetches(&self) {
+        self.control.traces.stop();
+        self.control.hydrating.stop();
+    }
+
+    /// Returns what the mount records.
+    pub(super) fn recording(&self) -> &Recording {
+        self.control.traces.recording()
     }
 
     fn begin(&self, request: &Value) -> Value {

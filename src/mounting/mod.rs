@@ -59,6 +59,7 @@ mod hydrating;
 mod jobs;
 pub mod outcome;
 mod placing;
+mod recording;
 pub mod recovered;
 pub mod recovery;
 mod scrubbing;
@@ -184,12 +185,16 @@ impl Assembled {
         if let Some(scrubbing) = &self.scrubbing {
             scrubbing.stop();
         }
+        // The last commit has the store for itself, apart from a trace that is asked for.
+        self.control.stop_prefetches();
         let Some(supervisor) = self.supervisor else {
             return Ok(());
         };
+        let recording = self.control.recording();
         let finished = async {
-            let finished = supervisor.finish(deadline).await;
-            self.control.traces().leave(deadline).await;
+            let finished = supervisor.finish(deadline);
+            let (finished, ()) = tokio::join!(finished, recording.end(deadline));
+            recording.leave(deadline).await;
             finished
         };
         tokio::select! {

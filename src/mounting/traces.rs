@@ -1,13 +1,12 @@
 //! The traces of a mount: what it records, and the one that it replays.
 //!
 //! Owns the one task that replays, what is told of it, and when a clone replays by itself. Does not
-//! own what is recorded (`trace::recorder`), nor how a replay fetches (`trace::replay`). A replay is
+//! own how a trace is stored (`recording`), nor how a replay fetches (`trace::replay`). A replay is
 //! a hint: whatever happens to it, the mount goes on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use futures::FutureExt;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -15,34 +14,23 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::exposition::Exposition;
 use crate::mounting::departing::Departing;
-use crate::mounting::ending::{Deadline, KEEPING, LEAVING};
 use crate::mounting::error::MountingError;
-use crate::mounting::trace_store::{TraceStoreError, save};
+use crate::mounting::recording::{RecordError, Recording, RecordingParts};
+use crate::mounting::trace_store::TraceStoreError;
 use crate::repository::Repository;
 use crate::root::error::ErrorKind;
 use crate::trace::format::Trace;
-use crate::trace::place::trace_of;
 use crate::trace::replay::Replay;
 use crate::trace::stored::{NONE, Stored, StoredError, VOLUME, load};
 use crate::trace::touches::Touches;
 use crate::vfs::live::Current;
-use crate::volume::error::VolumeError;
 use crate::volume::nodes::Nodes;
 use crate::volume::state::Totals;
 use crate::volume::view::View;
 
-/// The holder of a session that stores a trace.
-const COMMAND: &str = "bkfs trace record";
-
 /// Why a request about traces is refused.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TracesError {
-    /// The mount records nothing.
-    #[error("this mount records no trace: only clones do (bkfs mount -o clone=SNAPSHOT)")]
-    NotRecording,
-    /// Nothing was read yet.
-    #[error("no file of this mount was read yet")]
-    NothingRead,
     /// Another trace is being replayed.
     #[error("this mount replays another trace now")]
     Busy,
@@ -55,12 +43,9 @@ pub(super) enum TracesError {
     /// The trace cannot be read.
     #[error(transparent)]
     Stored(#[from] StoredError),
-    /// The trace cannot be stored.
+    /// No trace is stored.
     #[error(transparent)]
-    Store(#[from] TraceStoreError),
-    /// The tree cannot be read.
-    #[error(transparent)]
-    Volume(#[from] VolumeError),
+    Record(#[from] RecordError),
 }
 
 impl TracesError {
@@ -73,7 +58,9 @@ impl TracesError {
             _ => false,
         };
         let (code, hint) = match self {
-            TracesError::Store(TraceStoreError::Session(error)) if held(error) => {
+            TracesError::Record(RecordError::Store(TraceStoreError::Session(error)))
+                if held(error) =>
+            {
                 let hint = format!(
                     "Another session writes to the volume {VOLUME}. Run the command again when it \
                      has ended."
@@ -120,8 +107,7 @@ pub(super) struct Traces {
     touches: Option<Arc<Touches>>,
     task: Mutex<Option<Task>>,
     begun: AtomicU64,
-    /// The sessions that store traces.
-    departing: Departing,
+    recording: Recording,
 }
 
 impl Traces {
@@ -132,8 +118,15 @@ impl Traces {
         current: Arc<Current>,
         touches: Option<Arc<Touches>>,
     ) -> Traces {
-        Traces {
+        let recording = Recording::new(RecordingParts {
+            repository: repository.clone(),
+            volume: volume.clone(),
+            current: current.clone(),
+            touches: touches.clone(),
             departing: Departing::new(repository.handle.clone()),
+        });
+        Traces {
+            recording,
             repository,
             volume,
             current,
@@ -245,10 +238,10 @@ impl Traces {
     /// Returns how much was touched.
     ///
     /// # Errors
-    /// [`TracesError::NotRecording`].
+    /// [`RecordError::NotRecording`].
     pub(super) fn touched(&self) -> Result<Value, TracesError> {
         match self.touches_json() {
-            Value::Null => Err(TracesError::NotRecording),
+            Value::Null => Err(RecordError::NotRecording.into()),
             told => Ok(told),
         }
     }
@@ -256,46 +249,19 @@ impl Traces {
     /// Stores what was touched first as a trace.
     ///
     /// # Errors
-    /// [`TracesError::NotRecording`], [`TracesError::NothingRead`]; [`TracesError::Volume`] if the
-    /// names of the files cannot be read; [`TracesError::Store`].
+    /// [`TracesError::Record`].
     pub(super) async fn record(&self, name: &str) -> Result<Value, TracesError> {
-        let touches = self.touches.as_ref().ok_or(TracesError::NotRecording)?;
-        let trace = trace_of(&self.current.view(), &touches.recorded()).await?;
-        if trace.touches.is_empty() {
-            return Err(TracesError::NothingRead);
-        }
-        // A session of this mount that is still in the root would hold the volume.
-        let ended = self.departing.end_all().await;
-        ended.map_err(|error| TraceStoreError::Session(error.into()))?;
-        let visit = self.departing.begin();
-        let by = (COMMAND, visit.id());
-        let saving = save(&self.repository, (&self.volume, name), &trace, by);
-        // The compiler cannot look through this future and that of the request together.
-        saving.boxed().await?;
-        visit.end();
-        Ok(json!({
-            "name": name,
-            "volume": self.volume,
-            "files": trace.paths.len(),
-            "ranges": trace.touches.len(),
-            "bytes": trace.total_bytes(),
-            "full": touches.counts().is_full,
-        }))
+        Ok(self.recording.record(name).await?)
     }
 
-    /// Ends the sessions that are left in the root, as the mount ends. Returns at most a few seconds
-    /// after the deadline.
-    pub(super) async fn leave(&self, deadline: &Deadline) {
-        let ended = tokio::select! {
-            biased;
-            ended = self.departing.end_all() => ended.map_err(|error| error.to_string()),
-            () = deadline.passed_by(KEEPING + LEAVING) => Err("the time is over".to_owned()),
-        };
-        if let Err(error) = ended {
-            tracing::warn!(
-                "a session of a trace stays in the root until the next one on this machine: {error}"
-            );
-        }
+    /// Ends the replay. What it has fetched stays in the cache.
+    pub(super) fn stop(&self) {
+        *self.task.lock() = None;
+    }
+
+    /// What the mount records.
+    pub(super) fn recording(&self) -> &Recording {
+        &self.recording
     }
 
     /// Returns what a mount tells of its traces.

@@ -449,3 +449,59 @@ fn a_session_without_an_answer_leaves_before_the_next_record_and_at_the_unmount(
         require_whole(&world).await;
     });
 }
+
+#[test]
+fn an_unmount_waits_for_a_record_and_for_no_replay() {
+    paused(async {
+        let world = world().await;
+        store(&world, "all", &of(&["one.ibd"], &[(0, 0, 3000)])).await;
+        let (machine, mount) = clone(&world, 1, Some("none")).await;
+        read_places(&mount).await;
+        let slow = Strike::with(Fault::Delay(seconds(2))).always();
+        machine.faults.plan(slow.clone().on_writes());
+        machine.faults.plan(slow.keys("data/"));
+        ask(&mount, json!({ "begin": { "record": "warm" } })).await;
+        let begun = ask(&mount, json!({ "replay": "all" })).await;
+        assert_eq!(begun["task"], 1, "{begun}");
+        while recording(&world).await == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        mount.0.finish().await.expect("ended");
+        assert_eq!(recording(&world).await, 0);
+        tokio::time::sleep(seconds(10)).await;
+        let requests = machine.faults.requests();
+        tokio::time::sleep(seconds(60)).await;
+        assert_eq!(machine.faults.requests(), requests, "the replay goes on");
+        let repository = Arc::new(world.elsewhere().repository().await);
+        let stored = load(&repository, "main", "warm").await;
+        assert_eq!(stored.expect("stored").touches.len(), 24);
+        require_whole(&world).await;
+    });
+}
+
+#[test]
+fn an_unmount_with_a_deadline_gives_a_record_up_and_ends_its_session() {
+    paused(async {
+        let world = world().await;
+        let (machine, mount) = clone(&world, 1, None).await;
+        read_places(&mount).await;
+        let silent = Strike::with(Fault::Hang)
+            .on(Operation::PutNew)
+            .keys("meta/");
+        machine.faults.plan(silent.always());
+        ask(&mount, json!({ "begin": { "record": "warm" } })).await;
+        while recording(&world).await == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        let begun = tokio::time::Instant::now();
+        mount
+            .0
+            .finish_within(Some(seconds(5)))
+            .await
+            .expect("ended");
+        assert!(begun.elapsed() < seconds(8), "{:?}", begun.elapsed());
+        assert_eq!(recording(&world).await, 0);
+        machine.faults.heal();
+        require_whole(&world).await;
+    });
+}

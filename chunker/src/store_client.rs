@@ -244,15 +244,17 @@ impl StoreClient {
         F: Fn() -> R,
         R: Future<Output = Result<Bytes, StoreError>>,
     {
-        let begin = Instant::now();
         let attempts = async {
             let mut attempt = 0;
+            // How long the store had the request, or refused it.
+            let mut tried = Duration::ZERO;
             loop {
                 attempt += 1;
                 let turn = self.downloads.take_as(urgency).await;
                 // The length of an object that is read whole is known only afterwards.
                 let waiting = || self.reading.note_waiting();
                 self.download_rate.pass(0, waiting).await;
+                let begin = Instant::now();
                 self.counters.get_requests.one();
                 let answer = self
                     .answered(&self.reading, &self.scouts[1], &request)
@@ -270,7 +272,9 @@ impl StoreClient {
                         if error.kind() == StoreErrorKind::Throttled {
                             self.downloads.slow_down();
                         }
-                        self.consider(key, error, (attempt, begin)).await?
+                        let so_far = tried + begin.elapsed();
+                        self.consider(key, error, (attempt, so_far)).await?;
+                        tried += begin.elapsed();
                     }
                 }
             }
@@ -279,12 +283,13 @@ impl StoreClient {
     }
 
     /// Waits before the next attempt at a read, or returns why there is none: the store refused it,
-    /// or could not serve it for the whole timeout while it served others.
+    /// or could not serve it for the whole timeout while it served others. `tried` is how long it
+    /// was tried, without waits for other reads.
     async fn consider(
         &self,
         key: &str,
         error: StoreError,
-        (attempt, begin): (u32, Instant),
+        (attempt, tried): (u32, Duration),
     ) -> Result<(), ContentError> {
         match error.kind() {
             StoreErrorKind::NotFound => {
@@ -303,7 +308,7 @@ impl StoreClient {
             _ if error.is_transient() || self.bears_refusals() => {
                 let error = Arc::new(error);
                 self.reading.note_trouble(&error);
-                if begin.elapsed() >= self.timeout && error.kind() != StoreErrorKind::Throttled {
+                if tried >= self.timeout && error.kind() != StoreErrorKind::Throttled {
                     return Err(self.reading.stalled(Some(error)));
                 }
             }

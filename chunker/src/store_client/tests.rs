@@ -397,3 +397,33 @@ async fn only_our_own_object_counts_as_written() {
         assert_eq!(error.kind(), StoreErrorKind::AlreadyExists);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_wait_behind_other_reads_is_no_failure_of_the_store() {
+    use bkfs_store::MemoryStore;
+    use bkfs_testing::entropy::SeededEntropy;
+    use bkfs_testing::fault::{Fault, FaultStore, Strike};
+    let store = Arc::new(FaultStore::new(Arc::new(MemoryStore::new())));
+    let entropy = Arc::new(SeededEntropy::new(1));
+    let timeout = Duration::from_secs(10);
+    let link = StoreClient::new(store.clone(), entropy, (1, 1), timeout);
+    for key in ["data/busy", "data/late"] {
+        let body = [Bytes::from_static(b"bytes")];
+        link.create(key, &body).await.expect("created");
+    }
+    let slow = Strike::with(Fault::Delay(Duration::from_secs(1)));
+    store.plan(slow.keys("data/busy").always());
+    let refused = Strike::with(Fault::FailBefore(StoreErrorKind::Unreachable));
+    store.plan(refused.keys("data/late"));
+    let busy = async || {
+        for _ in 0..12 {
+            link.get("data/busy").await.expect("there");
+        }
+    };
+    // While one is under way, another waits: the slot is never free.
+    let busy = async { tokio::join!(busy(), busy()) };
+    let ahead = SharedUrgency::new(Urgency::Ahead);
+    let late = link.get_range_as("data/late", 0..5, &ahead);
+    let (_, late) = tokio::join!(busy, late);
+    assert_eq!(late.expect("is tried again"), "bytes");
+}

@@ -5,7 +5,8 @@
 //!
 //! A list is a hint. What it names wrongly costs bytes, up to that share, and nothing else.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use bkfs_store::urgency::Urgency;
 use parking_lot::Mutex;
@@ -14,8 +15,9 @@ use super::ContentStore;
 use crate::catalog::{Candidate, Location, RunSearch};
 use crate::error::ContentError;
 use crate::extent::Piece;
-use crate::hydrate::{FrameKey, Source};
+use crate::hydrate::{FrameKey, Source, coalesce};
 use crate::id::Id;
+use crate::pack::PackName;
 
 /// Divisor of the cache: a list fills at most one part of this many of what pins leave.
 const CACHE_SHARE: u64 = 2;
@@ -171,7 +173,7 @@ impl PrefetchList {
 
     async fn fetch(&self, group: Vec<Candidate>) -> Result<(), ContentError> {
         let reader = &self.content_store.shared.reader;
-        let memory = group.iter().map(|copy| copy.location.memory()).sum();
+        let memory = memory_of(&group, reader.largest_range());
         let _room = reader.prefetch_memory.reserve(memory).await;
         let lengths: Vec<(FrameKey, u32)> = group
             .iter()
@@ -195,6 +197,28 @@ impl PrefetchList {
 /// Returns true if the store did not answer as needed, so that further requests would fail as well.
 fn is_of_the_store(error: &ContentError) -> bool {
     matches!(error, ContentError::Store(_) | ContentError::Stalled { .. })
+}
+
+/// Returns the memory that the fetch of a group takes, in bytes: that of its requests, which bring
+/// the gaps between frames along, and of the decoded frames.
+fn memory_of(group: &[Candidate], largest_range: u64) -> u64 {
+    let mut packs: HashMap<PackName, Vec<Range<u64>>> = HashMap::new();
+    let mut memory = 0;
+    for copy in group {
+        let location = &copy.location;
+        packs
+            .entry(location.pack)
+            .or_default()
+            .push(location.range());
+        memory += u64::from(location.raw_length);
+    }
+    let ranges = packs
+        .values()
+        .flat_map(|frames| coalesce(frames, largest_range));
+    memory
+        + ranges
+            .map(|(range, _)| range.end - range.start)
+            .sum::<u64>()
 }
 
 /// Divides copies into groups of at most `largest` bytes of memory, in order. A larger frame is a

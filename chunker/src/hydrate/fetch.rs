@@ -11,7 +11,7 @@ use std::sync::Arc;
 use bkfs_store::urgency::{SharedUrgency, Urgency};
 use bytes::Bytes;
 
-use super::plan::{RANGE_BYTES, coalesce};
+use super::plan::coalesce;
 use super::reader::{Answers, FrameAnswer, FrameKey, Reader, Region, Source, heed};
 use super::single_flight::Duty;
 use crate::catalog::{Candidate, Location};
@@ -128,7 +128,7 @@ impl Reader {
             tokio::spawn(async move { reader.travel(*candidate, errands, urgency).await });
         }
         // Fetches of others that this call has joined may be more urgent now.
-        self.link.reconsider_reads();
+        self.reconsider();
         let mut again = Vec::new();
         for (key, (ticket, source)) in tickets {
             match (ticket.wait().await, source) {
@@ -232,7 +232,7 @@ impl Reader {
             .iter()
             .map(|errand| errand.location.range())
             .collect();
-        let largest = RANGE_BYTES.min(self.fetch_gate.capacity() / 4);
+        let largest = self.largest_range();
         let mut errands: Vec<Option<Errand>> = errands.into_iter().map(Some).collect();
         let ranges = coalesce(&frames, largest)
             .into_iter()
@@ -276,7 +276,7 @@ impl Reader {
         }
         let locations: Vec<Location> = errands.iter().map(|errand| errand.location).collect();
         let room = locations.iter().map(Location::memory).sum();
-        let _room = self.fetch_gate.reserve(room).await;
+        let _room = self.room(room, &trip.urgency).await;
         let read = tokio::task::spawn_blocking(move || {
             let frames = locations.into_iter().map(|location| {
                 let (offset, length) = (location.offset, location.length as usize);
@@ -359,10 +359,8 @@ impl Reader {
             .iter()
             .map(|errand| u64::from(errand.location.raw_length))
             .sum::<u64>();
-        let _room = self
-            .fetch_gate
-            .reserve(range.end - range.start + memory)
-            .await;
+        let memory = range.end - range.start + memory;
+        let _room = self.room(memory, &trip.urgency).await;
         let fetched = self
             .link
             .get_range_as(&trip.key, range.clone(), &trip.urgency);

@@ -7,6 +7,7 @@ mod fetch;
 mod pinning;
 mod plan;
 mod reader;
+mod room;
 mod single_flight;
 
 pub(crate) use pinning::PIN_RANGE_BYTES;

@@ -169,7 +169,7 @@ impl Reader {
     ) -> Result<u64, PinError> {
         let memory = fetches.iter().map(|(at, _)| u64::from(at.raw_length));
         let memory = range.end - range.start + memory.sum::<u64>();
-        let _room = self.fetch_gate.reserve(memory).await;
+        let _room = self.room(memory, &trip.urgency).await;
         let fetched = self
             .link
             .get_range_as(&trip.key, range.clone(), &trip.urgency);

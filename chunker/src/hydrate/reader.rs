@@ -7,7 +7,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
+use tokio::sync::Notify;
 
+use super::plan::RANGE_BYTES;
 use super::single_flight::SingleFlight;
 use crate::cache::{DiskCache, MemoryCache};
 use crate::catalog::{Candidate, Catalog};
@@ -37,6 +39,10 @@ pub(super) type Region = (PackName, u64);
 
 /// Divisor of the memory of fetches: one part of this many is for lists of prefetches.
 const PREFETCH_SHARE: u64 = 2;
+
+/// Divisor of the memory of fetches: one part of this many is for fetches alone that a caller waits
+/// for.
+const NOW_SHARE: u64 = 8;
 
 /// Divisor of the memory of fetches: one part of this many is for what is pinned.
 const HYDRATION_SHARE: u64 = 4;
@@ -79,6 +85,10 @@ pub(crate) struct Reader {
     pub(crate) pending: RwLock<Vec<PendingBlobs>>,
     /// Bounds the bytes of files that prefetches have requested.
     pub(crate) prefetch_gate: ByteGate,
+    /// Bounds the memory of all fetches for which no caller waits. It is a part of that of all.
+    pub(super) ahead_gate: ByteGate,
+    /// Told when the urgency of fetches may have risen.
+    pub(super) raised: Notify,
     /// Bounds the memory of what lists of prefetches fetch. It is a part of that of all fetches.
     pub(crate) prefetch_memory: ByteGate,
     /// Bounds the memory of what is fetched for pins. It is a part of that of all fetches.
@@ -122,6 +132,11 @@ impl Reader {
             prefetch_gate: ByteGate::new(parts.fetch_gate.capacity()),
             prefetch_memory: ByteGate::new(parts.fetch_gate.capacity() / PREFETCH_SHARE),
             hydration_gate: ByteGate::new(parts.fetch_gate.capacity() / HYDRATION_SHARE),
+            ahead_gate: {
+                let all = parts.fetch_gate.capacity();
+                ByteGate::new(all - all / NOW_SHARE)
+            },
+            raised: Notify::new(),
             fetch_gate: parts.fetch_gate,
             frames: MemoryCache::new(parts.cache_bytes - segment_bytes),
             segments: MemoryCache::new(segment_bytes),
@@ -145,6 +160,11 @@ impl Reader {
             let counters = &self.link.counters;
             heed(pins, &self.catalog, self.disk.as_deref(), counters);
         }
+    }
+
+    /// Returns the largest range of one request, in bytes, unless a single frame is larger.
+    pub(crate) fn largest_range(&self) -> u64 {
+        RANGE_BYTES.min(self.fetch_gate.capacity() / 4)
     }
 
     /// Returns true if the frame is in memory.

@@ -248,3 +248,47 @@ async fn a_read_comes_before_the_prefetches_that_wait() {
     );
     assert_eq!(waited, Duration::from_millis(110));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_read_does_not_wait_for_the_memory_of_prefetches() {
+    let mut world = World::new(37, true);
+    world.config.downloads = 8;
+    world.config.memory.fetch_bytes = 10 * MIB as u64;
+    let (files, _) = stored(&mut world, &[12 * MIB]).await;
+    let (faults, store) = behind_faults(&world).await;
+    // Lists of chunks are in memory before.
+    let segments = files[0].iter().map(|piece| piece.target.id());
+    let segments: Vec<Id> = segments.collect();
+    store.chunks_of(&segments).await.expect("reads");
+    faults.plan(Strike::with(Fault::Delay(Duration::from_millis(100))).always());
+    let begun = tokio::time::Instant::now();
+    let (first, rest) = files[0].split_at(8);
+    let bring = async |pieces: &[Piece]| {
+        let bytes = pieces.iter().map(|piece| u64::from(piece.length)).sum();
+        let room = store.prefetch(bytes).expect("there is room");
+        room.bring(pieces).await;
+        begun.elapsed()
+    };
+    let read = async |piece: &Piece| {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let asked = Piece {
+            offset: piece.length / 2,
+            length: 1024,
+            ..*piece
+        };
+        store.read(&[asked]).await.expect("reads");
+        begun.elapsed()
+    };
+    // The second read joins a prefetch that waits for memory.
+    let (ahead, _, other, joined) = tokio::join!(
+        bring(first),
+        bring(&rest[..1]),
+        read(&rest[1]),
+        read(&rest[0])
+    );
+    assert!(ahead >= Duration::from_millis(200), "{ahead:?} is no wait");
+    assert_eq!(other, Duration::from_millis(110));
+    assert!(joined <= Duration::from_millis(210), "{joined:?}");
+    let most = store.shared.reader.fetch_gate.peak();
+    assert!(most <= 10 * MIB as u64, "{most}");
+}

@@ -1,0 +1,55 @@
+//! Memory for fetches.
+//!
+//! Owns the part of it that no fetch may take for which no caller waits. So a read that a caller
+//! waits for does not queue behind prefetches for memory.
+
+use std::pin::pin;
+
+use bkfs_store::urgency::{SharedUrgency, Urgency};
+
+use super::reader::Reader;
+use crate::gate::Reservation;
+
+/// Memory of one fetch. Dropping it releases it.
+#[derive(Debug)]
+pub(super) struct Room {
+    _ahead: Option<Reservation>,
+    _all: Reservation,
+}
+
+impl Reader {
+    /// Waits for memory for a fetch, in bytes. A fetch that becomes urgent while it waits may take
+    /// all that is free.
+    pub(super) async fn room(&self, bytes: u64, urgency: &SharedUrgency) -> Room {
+        let ahead = self.ahead_part(bytes, urgency).await;
+        Room {
+            _ahead: ahead,
+            _all: self.fetch_gate.reserve(bytes).await,
+        }
+    }
+
+    /// Waits for a part of the memory of fetches for which no caller waits. `None` once a caller
+    /// waits for this one.
+    async fn ahead_part(&self, bytes: u64, urgency: &SharedUrgency) -> Option<Reservation> {
+        let mut part = pin!(self.ahead_gate.reserve(bytes));
+        loop {
+            let mut raised = pin!(self.raised.notified());
+            // From here on no raise goes unnoticed.
+            raised.as_mut().enable();
+            if urgency.get() == Urgency::Now {
+                return None;
+            }
+            tokio::select! {
+                biased;
+                part = &mut part => return Some(part),
+                () = raised => {}
+            }
+        }
+    }
+
+    /// Lets fetches begin whose urgency was raised.
+    pub(super) fn reconsider(&self) {
+        self.raised.notify_waiters();
+        self.link.reconsider_reads();
+    }
+}

@@ -189,6 +189,9 @@ fn stored(command: &Record, mount: &MountClient, output: &Output) -> Result<(), 
     if told["full"] == true {
         output.warning("the record was full: places that were read later are not in the trace");
     }
+    if told["whole"] == false {
+        output.warning("the tree has too many names: files whose names come late are left out");
+    }
     if !command.command.is_empty() && !output.is_json() {
         // Standard output belongs to the command.
         output.finding(recorded(&told));

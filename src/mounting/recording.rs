@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bkfs_chunker::id::Id;
 use futures::FutureExt;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -16,10 +17,12 @@ use crate::mounting::departing::Departing;
 use crate::mounting::ending::{Deadline, KEEPING, LEAVING};
 use crate::mounting::trace_store::{TraceStoreError, save};
 use crate::repository::Repository;
-use crate::trace::place::trace_of;
+use crate::trace::place::{Traced, trace_of};
 use crate::trace::touches::Touches;
-use crate::vfs::live::Current;
 use crate::volume::error::VolumeError;
+use crate::volume::nodes::Nodes;
+use crate::volume::state::Totals;
+use crate::volume::view::View;
 
 /// The holder of a session that stores a trace.
 const COMMAND: &str = "bkfs trace record";
@@ -57,8 +60,8 @@ pub(super) struct RecordingParts {
     pub(super) repository: Arc<Repository>,
     /// The volume of the snapshots that it is for.
     pub(super) volume: String,
-    /// What the mount shows.
-    pub(super) current: Arc<Current>,
+    /// The tree that the mount began with. Files have the names there that a later clone looks for.
+    pub(super) tree: Id,
     /// What was read; none if the mount does not record.
     pub(super) touches: Option<Arc<Touches>>,
     /// The sessions that store traces.
@@ -131,7 +134,12 @@ impl Recording {
 impl RecordingParts {
     async fn record(&self, name: &str) -> Result<Value, RecordError> {
         let touches = self.touches.as_ref().ok_or(RecordError::NotRecording)?;
-        let trace = trace_of(&self.current.view(), &touches.recorded()).await?;
+        let recorded = touches.recorded();
+        // The search gives way to reads of programs, and evicts no node of theirs.
+        let nodes = Arc::new(Nodes::new(self.repository.content_store.ahead()));
+        let view = View::frozen(nodes, self.tree, Totals::default());
+        let Traced { trace, is_whole } = trace_of(&view, &recorded).await?;
+        drop(view);
         if trace.touches.is_empty() {
             return Err(RecordError::NothingRead);
         }
@@ -149,6 +157,7 @@ impl RecordingParts {
             "ranges": trace.touches.len(),
             "bytes": trace.total_bytes(),
             "full": touches.counts().is_full,
+            "whole": is_whole,
         }))
     }
 }

@@ -121,7 +121,7 @@ impl Traces {
         let recording = Recording::new(RecordingParts {
             repository: repository.clone(),
             volume: volume.clone(),
-            current: current.clone(),
+            tree: current.view().base(),
             touches: touches.clone(),
             departing: Departing::new(repository.handle.clone()),
         });

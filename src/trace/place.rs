@@ -5,6 +5,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use futures::{StreamExt, TryStreamExt};
+
 use crate::trace::format::{PATH_BYTES_MAX, RANGES_MAX, Touch, Trace, names_of};
 use crate::trace::recorder::Recorded;
 use crate::tree::item::Item;
@@ -20,6 +22,9 @@ const PAGE_NAMES: usize = 1024;
 
 /// The most names that are looked at for the paths of a trace.
 const NAMES_MAX: u64 = 10_000_000;
+
+/// Inodes that are looked up concurrently.
+const LOOK_UPS_AT_ONCE: usize = 16;
 
 /// A regular file of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,14 +62,24 @@ pub async fn resolve(view: &View, path: &[u8]) -> Result<Option<Found>, VolumeEr
     }
 }
 
-/// Returns the trace of what was recorded on a tree. Files that have no name any more are left out.
-/// Of several names of a file, one is taken.
+/// What was recorded, by paths.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Traced {
+    /// The trace.
+    pub trace: Trace,
+    /// False if there were more names in the tree than are looked at, and files are left out.
+    pub is_whole: bool,
+}
+
+/// Returns the trace of what was recorded, with the names that files have in a tree. Files that the
+/// tree does not have are left out. Of several names of a file, one is taken.
 ///
 /// # Errors
-/// Those of reading the directories of the tree.
-pub async fn trace_of(view: &View, recorded: &[Recorded]) -> Result<Trace, VolumeError> {
-    let wanted = recorded.iter().map(|range| range.inode).collect();
-    let paths = paths(view, wanted).await?;
+/// Those of reading attributes and directories of the tree.
+pub async fn trace_of(view: &View, recorded: &[Recorded]) -> Result<Traced, VolumeError> {
+    let wanted: HashSet<u64> = recorded.iter().map(|range| range.inode).collect();
+    let wanted = files(view, wanted).await?;
+    let (paths, is_whole) = paths(view, wanted).await?;
     let mut trace = Trace::default();
     let mut files = HashMap::new();
     for range in recorded.iter().take(RANGES_MAX) {
@@ -81,14 +96,33 @@ pub async fn trace_of(view: &View, recorded: &[Recorded]) -> Result<Trace, Volum
             pages: range.pages,
         });
     }
-    Ok(trace)
+    Ok(Traced { trace, is_whole })
 }
 
-/// Returns the paths of inodes. Looks through the directories of the tree until all are found.
+/// Returns those of the inodes that are regular files with a name. A search for others would look
+/// through the whole tree.
+async fn files(view: &View, inodes: HashSet<u64>) -> Result<HashSet<u64>, VolumeError> {
+    let look_ups = inodes.into_iter().map(|inode| async move {
+        match view.attributes(Scope::Live, inode).await {
+            Ok(found) => {
+                let is_named = mode::is_regular(found.mode) && found.links > 0;
+                Ok(is_named.then_some(inode))
+            }
+            Err(VolumeError::Stale) => Ok(None),
+            Err(error) => Err(error),
+        }
+    });
+    let look_ups = futures::stream::iter(look_ups.collect::<Vec<_>>());
+    let found: Vec<Option<u64>> = look_ups.buffered(LOOK_UPS_AT_ONCE).try_collect().await?;
+    Ok(found.into_iter().flatten().collect())
+}
+
+/// Returns the paths of inodes, and whether no directory was left out. Looks through the directories
+/// of the tree until all are found.
 async fn paths(
     view: &View,
     mut wanted: HashSet<u64>,
-) -> Result<HashMap<u64, Vec<u8>>, VolumeError> {
+) -> Result<(HashMap<u64, Vec<u8>>, bool), VolumeError> {
     let mut found = HashMap::new();
     let mut directories = vec![(ROOT_INODE, Vec::new())];
     let mut seen = HashSet::from([ROOT_INODE]);
@@ -120,8 +154,8 @@ async fn paths(
             }
         }
         if looked_at >= NAMES_MAX {
-            break;
+            return Ok((found, wanted.is_empty()));
         }
     }
-    Ok(found)
+    Ok((found, true))
 }

@@ -34,6 +34,7 @@ mod putting;
 mod putting_changes;
 mod quarantined;
 mod reading;
+mod recording;
 mod recovery_bases;
 mod removed;
 mod replacing;

@@ -46,14 +46,14 @@ async fn world() -> World {
 }
 
 /// Returns a clone of snapshot `one` on a machine with empty caches, and the machine.
-async fn clone(world: &World, number: u32, trace: Option<&str>) -> (World, Mount) {
+pub async fn clone(world: &World, number: u32, trace: Option<&str>) -> (World, Mount) {
     let mut machine = cloning(world, &format!("scratch~{number}"));
     machine.settings.trace = trace.map(str::to_owned);
     let mount = machine.try_assemble(false).await.expect("mounted");
     (machine, Mount(mount))
 }
 
-async fn ask(mount: &Mount, request: Value) -> Value {
+pub async fn ask(mount: &Mount, request: Value) -> Value {
     let answer = mount
         .0
         .vfs
@@ -62,7 +62,7 @@ async fn ask(mount: &Mount, request: Value) -> Value {
     serde_json::from_str(&answer.await).expect("JSON")
 }
 
-fn status(mount: &Mount) -> Value {
+pub fn status(mount: &Mount) -> Value {
     serde_json::from_str(&mount.0.vfs.control().status()).expect("JSON")
 }
 
@@ -503,5 +503,32 @@ fn an_unmount_with_a_deadline_gives_a_record_up_and_ends_its_session() {
         assert_eq!(recording(&world).await, 0);
         machine.faults.heal();
         require_whole(&world).await;
+    });
+}
+
+#[test]
+fn a_trace_has_the_names_that_the_clone_began_with() {
+    paused(async {
+        let world = world().await;
+        let (_, mount) = clone(&world, 1, None).await;
+        mount.put("new.ibd", &noise(5, 40_000)).await;
+        for name in ["one.ibd", "two.ibd", "new.ibd"] {
+            mount.read_at(name, 0, 16_384).await.expect("is there");
+        }
+        let volume = mount.0.volume().expect("writable");
+        let flags = bkfs::volume::namespace::RenameTo::Anything;
+        let renamed = volume.rename((1, b"one.ibd"), (1, b"old.ibd"), flags);
+        renamed.await.expect("renamed");
+        volume.unlink(1, b"two.ibd").await.expect("unlinked");
+        let made = ask(&mount, json!({ "record": "warm" })).await;
+        assert_eq!(
+            (&made["files"], &made["whole"]),
+            (&json!(2), &json!(true)),
+            "{made}"
+        );
+        mount.0.finish().await.expect("ended");
+        let repository = Arc::new(world.elsewhere().repository().await);
+        let trace = load(&repository, "main", "warm").await.expect("stored");
+        assert_eq!(trace.paths, [b"one.ibd".to_vec(), b"two.ibd".to_vec()]);
     });
 }

@@ -4,6 +4,7 @@
 //! before `bkfs hydrate`. What the tree does not have is passed over.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bkfs_chunker::content_store::{PrefetchCounts, PrefetchList};
 use bkfs_chunker::error::ContentError;
@@ -63,7 +64,7 @@ impl Replay {
         }
     }
 
-    /// Fetches what the trace names. `touches` learns what was asked for.
+    /// Fetches what the trace names. `touches` learns of which places a read sends no request.
     ///
     /// # Errors
     /// The failure of the store. Damage is passed over: a read of it meets it again.
@@ -92,7 +93,7 @@ impl Replay {
             return Ok(());
         }
         self.look_up(&batch).await?;
-        let mut pieces = Vec::new();
+        let (mut pieces, mut covers) = (Vec::new(), Covers::default());
         let (mut done, mut lacking) = (0, 0);
         for touch in &batch {
             tokio::task::consume_budget().await;
@@ -104,19 +105,20 @@ impl Replay {
             };
             let range = offset..offset + length;
             match self.view.stored_pieces(found.inode, range).await {
-                Ok(stored) => pieces.extend(stored),
+                Ok(stored) => {
+                    covers.add((found.inode, offset, length), stored.len(), touches);
+                    pieces.extend(stored);
+                }
                 Err(error) if is_of_the_store(&error) => return Err(error),
-                Err(_) => continue,
-            }
-            if let Some(touches) = touches {
-                touches.cover(found.inode, offset, length);
+                Err(_) => {}
             }
         }
         {
             let mut counts = self.counts.lock();
             counts.total_bytes = counts.total_bytes.saturating_sub(lacking);
         }
-        let has_room = self.list.bring(&pieces).await?;
+        let begun = |piece| covers.begin(piece, touches);
+        let has_room = self.list.bring_and_tell(&pieces, &begun).await?;
         let mut counts = self.counts.lock();
         counts.done_bytes += done;
         counts.is_full |= !has_room;
@@ -164,6 +166,44 @@ impl Replay {
     }
 }
 
+/// Ranges of a batch, which are covered once all their pieces are being fetched or were found.
+#[derive(Default)]
+struct Covers {
+    /// Inode, offset and length of each range, and the number of pieces that it waits for.
+    ranges: Vec<((u64, u64, u64), AtomicUsize)>,
+    /// The range of each piece.
+    of: Vec<usize>,
+}
+
+impl Covers {
+    /// Adds a range of this many pieces. One without any needs no request.
+    fn add(&mut self, range: (u64, u64, u64), pieces: usize, touches: Option<&Touches>) {
+        if pieces == 0 {
+            cover(range, touches);
+            return;
+        }
+        self.of
+            .extend(std::iter::repeat_n(self.ranges.len(), pieces));
+        self.ranges.push((range, AtomicUsize::new(pieces)));
+    }
+
+    /// Notes that a read of a piece sends no request from now on.
+    fn begin(&self, piece: usize, touches: Option<&Touches>) {
+        let range = self.of.get(piece).and_then(|range| self.ranges.get(*range));
+        if let Some((range, waits)) = range
+            && waits.fetch_sub(1, Ordering::Relaxed) == 1
+        {
+            cover(*range, touches);
+        }
+    }
+}
+
+fn cover((inode, offset, length): (u64, u64, u64), touches: Option<&Touches>) {
+    if let Some(touches) = touches {
+        touches.cover(inode, offset, length);
+    }
+}
+
 /// Returns true if the store failed, so that further requests would fail as well.
 fn is_of_the_store(error: &VolumeError) -> bool {
     let VolumeError::ContentStore(error) = error else {
@@ -171,4 +211,33 @@ fn is_of_the_store(error: &VolumeError) -> bool {
     };
     let cause = error.cause();
     matches!(cause, ContentError::Store(_) | ContentError::Stalled { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::recorder::PLACE_BYTES;
+
+    #[tokio::test]
+    async fn a_range_is_covered_once_all_its_pieces_come() {
+        let touches = Touches::default();
+        let mut covers = Covers::default();
+        covers.add((7, 0, PLACE_BYTES), 2, Some(&touches));
+        covers.add((8, 0, PLACE_BYTES), 0, Some(&touches));
+        covers.add((9, 0, PLACE_BYTES), 1, Some(&touches));
+        covers.begin(0, Some(&touches));
+        covers.begin(2, Some(&touches));
+        for inode in [7, 8, 9] {
+            touches.note(inode, 0, 1);
+        }
+        assert_eq!(
+            touches.counts().hits,
+            2,
+            "one piece of the first does not come"
+        );
+        covers.begin(1, Some(&touches));
+        touches.note(7, 0, 1);
+        assert_eq!(touches.counts().hits, 2, "it was touched before");
+        covers.begin(9, Some(&touches));
+    }
 }

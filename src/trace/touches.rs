@@ -1,7 +1,7 @@
 //! The reads of one mount, and how many of them a replay had fetched.
 //!
 //! Owns the recorder of the mount and the count of hits. A hit is the first touch of a place that a
-//! replay had asked for: what is touched is in the cache, or the read joins its fetch.
+//! replay has brought or is bringing: what is touched is in the cache, or the read joins its fetch.
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -30,7 +30,7 @@ pub struct TouchCounts {
     pub ranges: u64,
     /// Places of 16 KiB that were touched.
     pub first_touches: u64,
-    /// Those of them that a replay had asked for before.
+    /// Those of them that a replay had brought, or was bringing.
     pub hits: u64,
     /// Whether the recorder has no more room.
     pub is_full: bool,
@@ -66,7 +66,7 @@ impl Touches {
         }
     }
 
-    /// Notes that a replay asks for `length` bytes of an inode from `offset` on.
+    /// Notes that a replay brings `length` bytes of an inode from `offset` on.
     pub fn cover(&self, inode: u64, offset: u64, length: u64) {
         self.0.lock().coverage.add(inode, offset, length);
     }

@@ -25,6 +25,9 @@ const CACHE_SHARE: u64 = 2;
 /// Divisor of the memory of all lists: the frames of one group take at most one part of this many.
 const GROUP_SHARE: u64 = 4;
 
+/// A number of fetches that is never reached.
+const NEVER: usize = usize::MAX;
+
 /// A list that is being prefetched.
 #[derive(Debug)]
 pub struct PrefetchList {
@@ -41,6 +44,20 @@ struct Taken {
     cost: u64,
     counts: PrefetchCounts,
     is_full: bool,
+}
+
+/// A copy to fetch, and the position of the piece that needs it.
+type Wanted = (usize, Candidate);
+
+/// Where a blob is read from.
+#[derive(Debug)]
+enum Place {
+    /// From a cache, or from one that a fetch of this list fills.
+    Cached,
+    /// From this copy, which was not taken before.
+    Bucket(Candidate),
+    /// From nowhere, or the share of the cache is full.
+    Nowhere,
 }
 
 /// How far a list is prefetched, in bytes of the stored lengths of frames.
@@ -96,30 +113,84 @@ impl PrefetchList {
     /// [`ContentError::Store`] or [`ContentError::Stalled`] if the store fails. Pieces that are
     /// damaged or missing are passed over.
     pub async fn bring(&self, pieces: &[Piece]) -> Result<bool, ContentError> {
+        self.bring_and_tell(pieces, &|_| ()).await
+    }
+
+    /// Same. Calls `begun` with the position of each piece from which on a read of it sends no
+    /// request: its frames are in a cache, or their fetches have begun, and the read joins them.
+    ///
+    /// Cancel safety: as of [`Self::bring`].
+    ///
+    /// # Errors
+    /// Those of [`Self::bring`].
+    pub async fn bring_and_tell(
+        &self,
+        pieces: &[Piece],
+        begun: &(dyn Fn(usize) + Sync),
+    ) -> Result<bool, ContentError> {
         let reader = &self.content_store.shared.reader;
         let chunks = reader.chunks_in(pieces, Urgency::Ahead).await;
         let mut wanted = Vec::new();
-        for chunk in chunks {
-            // All may be in memory: without this the caller would leave its thread to no other task.
-            tokio::task::consume_budget().await;
-            if self.taken.lock().is_full {
-                break;
-            }
-            let copies = match chunk {
-                Ok(id) => self.copies(&id).await,
-                Err(error) => Err(error),
-            };
-            match copies {
-                Ok(copies) => wanted.extend(self.take(copies)),
-                Err(error) if is_of_the_store(&error) => return Err(error),
-                Err(_) => {}
+        // The number of fetches that each piece waits for.
+        let mut lacking = Vec::with_capacity(pieces.len());
+        for (piece, chunks) in chunks.into_iter().enumerate() {
+            let before = wanted.len();
+            let is_had = self.take_all(piece, chunks, &mut wanted).await?;
+            match (is_had, wanted.len() - before) {
+                (false, _) => lacking.push(NEVER),
+                (true, 0) => {
+                    lacking.push(NEVER);
+                    begun(piece);
+                }
+                (true, count) => lacking.push(count),
             }
         }
         let largest = reader.prefetch_memory.capacity() / GROUP_SHARE;
         for group in grouped(wanted, largest) {
+            let memory = memory_of(&group, reader.largest_range());
+            let _room = reader.prefetch_memory.reserve(memory).await;
+            for (piece, _) in &group {
+                lacking[*piece] -= 1;
+                if lacking[*piece] == 0 {
+                    begun(*piece);
+                }
+            }
             self.fetch(group).await?;
         }
         Ok(!self.taken.lock().is_full)
+    }
+
+    /// Takes the frames of the chunks of a piece, and adds those that are to be fetched to `wanted`.
+    /// Returns false if some chunk has no frame that can be read, or the share of the cache is full.
+    async fn take_all(
+        &self,
+        piece: usize,
+        chunks: Result<Vec<Id>, ContentError>,
+        wanted: &mut Vec<Wanted>,
+    ) -> Result<bool, ContentError> {
+        let chunks = match chunks {
+            Ok(chunks) => chunks,
+            Err(error) if is_of_the_store(&error) => return Err(error),
+            Err(_) => return Ok(false),
+        };
+        let mut is_had = true;
+        for chunk in chunks {
+            // All may be in memory: without this the caller would leave its thread to no other task.
+            tokio::task::consume_budget().await;
+            if self.taken.lock().is_full {
+                return Ok(false);
+            }
+            match self.copies(&chunk).await {
+                Ok(copies) => match self.take(copies) {
+                    Place::Cached => {}
+                    Place::Bucket(copy) => wanted.push((piece, copy)),
+                    Place::Nowhere => is_had = false,
+                },
+                Err(error) if is_of_the_store(&error) => return Err(error),
+                Err(_) => is_had = false,
+            }
+        }
+        Ok(is_had)
     }
 
     /// Returns how far the list is prefetched.
@@ -133,31 +204,32 @@ impl PrefetchList {
         Ok(found.unwrap_or_default())
     }
 
-    /// Returns the copy to fetch; none if one is in a cache or was taken before, or if the share is
-    /// full.
-    fn take(&self, copies: Vec<Candidate>) -> Option<Candidate> {
+    /// Chooses the copy to fetch, unless one is in a cache or was taken before.
+    fn take(&self, copies: Vec<Candidate>) -> Place {
         let mut taken = self.taken.lock();
         let is_taken = |copy: &Candidate| taken.frames.contains(&copy.location.key());
         if copies.iter().any(is_taken) {
-            return None;
+            return Place::Cached;
         }
         if let Some(copy) = copies.iter().find(|copy| self.is_cached(&copy.location)) {
             taken.frames.insert(copy.location.key());
             taken.counts.found_bytes += u64::from(copy.location.length);
-            return None;
+            return Place::Cached;
         }
-        let copy = copies.into_iter().next()?;
+        let Some(copy) = copies.into_iter().next() else {
+            return Place::Nowhere;
+        };
         let cost = match self.content_store.keeps_on_disk() {
             true => u64::from(copy.location.length),
             false => u64::from(copy.location.raw_length),
         };
         if taken.cost + cost > self.limit {
             taken.is_full = true;
-            return None;
+            return Place::Nowhere;
         }
         taken.cost += cost;
         taken.frames.insert(copy.location.key());
-        Some(copy)
+        Place::Bucket(copy)
     }
 
     fn is_cached(&self, location: &Location) -> bool {
@@ -171,15 +243,14 @@ impl PrefetchList {
         reader.has_in_memory(&location.key()) || holds(location.range())
     }
 
-    async fn fetch(&self, group: Vec<Candidate>) -> Result<(), ContentError> {
+    async fn fetch(&self, group: Vec<Wanted>) -> Result<(), ContentError> {
         let reader = &self.content_store.shared.reader;
-        let memory = memory_of(&group, reader.largest_range());
-        let _room = reader.prefetch_memory.reserve(memory).await;
         let lengths: Vec<(FrameKey, u32)> = group
             .iter()
-            .map(|copy| (copy.location.key(), copy.location.length))
+            .map(|(_, copy)| (copy.location.key(), copy.location.length))
             .collect();
-        let sources = group.into_iter().map(Box::new).map(Source::Bucket);
+        let sources = group.into_iter().map(|(_, copy)| Box::new(copy));
+        let sources = sources.map(Source::Bucket);
         let answers = reader.frames(sources.collect(), Urgency::Ahead).await;
         let mut failure = None;
         let mut taken = self.taken.lock();
@@ -201,10 +272,10 @@ fn is_of_the_store(error: &ContentError) -> bool {
 
 /// Returns the memory that the fetch of a group takes, in bytes: that of its requests, which bring
 /// the gaps between frames along, and of the decoded frames.
-fn memory_of(group: &[Candidate], largest_range: u64) -> u64 {
+fn memory_of(group: &[Wanted], largest_range: u64) -> u64 {
     let mut packs: HashMap<PackName, Vec<Range<u64>>> = HashMap::new();
     let mut memory = 0;
-    for copy in group {
+    for (_, copy) in group {
         let location = &copy.location;
         packs
             .entry(location.pack)
@@ -223,19 +294,19 @@ fn memory_of(group: &[Candidate], largest_range: u64) -> u64 {
 
 /// Divides copies into groups of at most `largest` bytes of memory, in order. A larger frame is a
 /// group of its own.
-fn grouped(copies: Vec<Candidate>, largest: u64) -> Vec<Vec<Candidate>> {
-    let mut groups: Vec<Vec<Candidate>> = Vec::new();
+fn grouped(copies: Vec<Wanted>, largest: u64) -> Vec<Vec<Wanted>> {
+    let mut groups: Vec<Vec<Wanted>> = Vec::new();
     let mut room = 0;
-    for copy in copies {
-        let memory = copy.location.memory();
+    for wanted in copies {
+        let memory = wanted.1.location.memory();
         match groups.last_mut() {
             Some(group) if memory <= room => {
                 room -= memory;
-                group.push(copy);
+                group.push(wanted);
             }
             _ => {
                 room = largest.saturating_sub(memory);
-                groups.push(vec![copy]);
+                groups.push(vec![wanted]);
             }
         }
     }

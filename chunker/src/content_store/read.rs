@@ -155,21 +155,15 @@ impl Reader {
         self.chunks(&resolved, Urgency::Ahead).await;
     }
 
-    /// Returns the chunks that pieces need, in their order, some of them several times. For a piece
-    /// whose segment cannot be read, returns the reason.
+    /// Returns for each piece the chunks that it needs, or the reason why its segment cannot be read.
     pub(super) async fn chunks_in(
         self: &Arc<Self>,
         pieces: &[Piece],
         urgency: Urgency,
-    ) -> Vec<Result<Id, ContentError>> {
-        let mut chunks = Vec::new();
-        for parts in self.resolve(pieces, urgency).await {
-            match parts {
-                Ok(parts) => chunks.extend(parts.into_iter().map(|part| Ok(part.id))),
-                Err(error) => chunks.push(Err(error)),
-            }
-        }
-        chunks
+    ) -> Vec<Result<Vec<Id>, ContentError>> {
+        let resolved = self.resolve(pieces, urgency).await.into_iter();
+        let ids = |parts: Vec<Part>| parts.into_iter().map(|part| part.id).collect();
+        resolved.map(|parts| parts.map(ids)).collect()
     }
 
     /// Returns for each piece the parts of chunks that it consists of.

@@ -213,6 +213,29 @@ async fn what_is_damaged_or_unknown_is_passed_over_and_a_store_that_fails_is_tol
     );
 }
 
+#[tokio::test]
+async fn a_piece_counts_once_no_read_of_it_sends_a_request() {
+    let mut world = World::new(39, true);
+    let (files, _) = stored(&mut world, &[12 * MIB]).await;
+    let store = world.loaded().await;
+    let list = store.prefetch_list();
+    let told = parking_lot::Mutex::new(vec![0; files[0].len()]);
+    let tell = |piece: usize| told.lock()[piece] += 1;
+    // The list is full before its end.
+    assert!(!list.bring_and_tell(&files[0], &tell).await.expect("works"));
+    let told = std::mem::take(&mut *told.lock());
+    let count = told.iter().sum::<usize>();
+    assert!(count > 0 && count < told.len(), "{told:?}");
+    let requests = store.metrics().get_requests;
+    for (piece, told) in files[0].iter().zip(&told) {
+        assert!(*told <= 1);
+        if *told == 1 {
+            store.read(&[*piece]).await.expect("reads");
+        }
+    }
+    assert_eq!(store.metrics().get_requests, requests);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_read_comes_before_the_prefetches_that_wait() {
     let mut world = World::new(36, true);

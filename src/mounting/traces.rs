@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bkfs_chunker::content_store::PrefetchCounts;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -20,11 +21,10 @@ use crate::mounting::trace_store::TraceStoreError;
 use crate::repository::Repository;
 use crate::root::error::ErrorKind;
 use crate::trace::format::Trace;
-use crate::trace::replay::Replay;
+use crate::trace::replay::{Replay, ReplayCounts};
 use crate::trace::stored::{NONE, Stored, StoredError, VOLUME, load};
 use crate::trace::touches::Touches;
 use crate::vfs::live::Current;
-use crate::volume::nodes::Nodes;
 use crate::volume::state::Totals;
 use crate::volume::view::View;
 
@@ -83,11 +83,30 @@ impl TracesError {
 struct Facts {
     /// The name of the trace; none until the newest one is known.
     name: Option<String>,
+    /// The replay while it runs.
     replay: Option<Arc<Replay>>,
+    /// What is left of it at its end.
+    counts: Option<(ReplayCounts, PrefetchCounts)>,
     began: Option<Instant>,
     took_seconds: Option<f64>,
     is_over: bool,
     failure: Option<String>,
+}
+
+impl Facts {
+    /// Notes the end of the replay, and gives back its memory.
+    fn end(&mut self, ended: Result<(), String>) {
+        self.took_seconds = self.began.map(|began| began.elapsed().as_secs_f64());
+        self.counts = self.replay.take().map(|replay| replay.counts());
+        self.is_over = true;
+        self.failure = ended.err();
+    }
+
+    /// Returns how far it is; `None` before its trace is read.
+    fn counts(&self) -> Option<(ReplayCounts, PrefetchCounts)> {
+        let running = self.replay.as_ref().map(|replay| replay.counts());
+        running.or(self.counts)
+    }
 }
 
 /// A replay, running or not.
@@ -183,15 +202,15 @@ impl Traces {
             ..Facts::default()
         }));
         let (told, touches) = (facts.clone(), self.touches.clone());
-        let (content_store, current) =
-            (self.repository.content_store.clone(), self.current.clone());
+        let (repository, current) = (self.repository.clone(), self.current.clone());
         let handle = AbortOnDropHandle::new(tokio::spawn(async move {
             let run = async {
                 let Some((name, trace)) = chosen.await.map_err(|error| error.to_string())? else {
                     return Ok(());
                 };
                 tracing::info!(name, ranges = trace.touches.len(), "a trace is replayed");
-                let nodes = Arc::new(Nodes::new(content_store.ahead()));
+                let content_store = &repository.content_store;
+                let nodes = Arc::new(repository.nodes.reading_by(content_store.ahead()));
                 let view = View::frozen(nodes, current.view().base(), Totals::default());
                 let replay = Arc::new(Replay::new(view, trace, content_store.prefetch_list()));
                 {
@@ -207,10 +226,7 @@ impl Traces {
             if let Err(error) = &ended {
                 tracing::warn!("no trace is replayed, or not all of it: {error}");
             }
-            let mut facts = told.lock();
-            facts.took_seconds = facts.began.map(|began| began.elapsed().as_secs_f64());
-            facts.is_over = true;
-            facts.failure = ended.err();
+            told.lock().end(ended);
         }));
         *task = Some(Task {
             number,
@@ -292,8 +308,7 @@ impl Traces {
     pub(super) fn expose(&self, text: &mut Exposition) {
         let (mut total, mut done, mut fetched, mut is_running) = (0, 0, 0, false);
         if let Some(task) = &*self.task.lock() {
-            if let Some(replay) = &task.facts.lock().replay {
-                let (counts, frames) = replay.counts();
+            if let Some((counts, frames)) = task.facts.lock().counts() {
                 (total, done) = (counts.total_bytes, counts.done_bytes);
                 fetched = frames.fetched_bytes;
             }
@@ -342,12 +357,11 @@ async fn chosen(
 impl Task {
     fn json(&self) -> Value {
         let facts = self.facts.lock();
-        if facts.is_over && facts.replay.is_none() && facts.failure.is_none() {
+        if facts.is_over && facts.counts.is_none() && facts.failure.is_none() {
             // There is no trace for the volume.
             return Value::Null;
         }
-        let counts = facts.replay.as_ref().map(|replay| replay.counts());
-        let (counts, frames) = counts.unwrap_or_default();
+        let (counts, frames) = facts.counts().unwrap_or_default();
         let running = facts.began.map(|began| began.elapsed().as_secs_f64());
         let seconds = facts.took_seconds.or(running).unwrap_or(0.0);
         let rate = |bytes: u64| match seconds > 0.0 {

@@ -27,7 +27,7 @@ const CACHED_NODES: NonZeroUsize = NonZeroUsize::new(1536).expect("not zero");
 pub struct Nodes {
     content_store: ContentStore,
     names: Names,
-    cache: Mutex<LruCache<Id, Arc<Node>>>,
+    cache: Arc<Mutex<LruCache<Id, Arc<Node>>>>,
 }
 
 impl Nodes {
@@ -37,7 +37,16 @@ impl Nodes {
         Nodes {
             content_store,
             names,
-            cache: Mutex::new(LruCache::new(CACHED_NODES)),
+            cache: Arc::new(Mutex::new(LruCache::new(CACHED_NODES))),
+        }
+    }
+
+    /// Returns a reader with the same cache, which reads by another handle of the content store.
+    pub fn reading_by(&self, content_store: ContentStore) -> Self {
+        Nodes {
+            names: Names::new(content_store.keyring().clone()),
+            content_store,
+            cache: self.cache.clone(),
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serde_json::{Value, json};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::control::MountClient;
 use crate::cli::output::{Code, Failure, Output, bytes};
@@ -17,12 +17,13 @@ use crate::cli::runtime::block_on;
 /// The exit code of a command that a second Ctrl-C ends: 128 and the number of SIGINT.
 const INTERRUPTED: i32 = 130;
 
-/// Ctrl-C: the first asks for a clean end, the second ends the process at once.
+/// Ctrl-C, SIGTERM, SIGHUP and SIGQUIT: the first asks for a clean end, the second ends the process
+/// at once.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Hears Ctrl-C from now on.
+    /// Hears these signals from now on. A SIGHUP that is ignored, as below nohup(1), stays so.
     ///
     /// # Errors
     /// A [`Failure`] with exit code 1 if signals cannot be received.
@@ -36,13 +37,19 @@ impl Interrupt {
         let told = heard.clone();
         let mut signals = {
             let _within = runtime.enter();
-            signal(SignalKind::interrupt()).map_err(failed)?
+            let interrupt = SignalKind::interrupt();
+            let mut kinds = vec![interrupt, SignalKind::terminate(), SignalKind::quit()];
+            if !ignores_hangup() {
+                kinds.push(SignalKind::hangup());
+            }
+            let signals = kinds.into_iter().map(signal).collect::<Result<Vec<_>, _>>();
+            signals.map_err(failed)?
         };
         std::thread::spawn(move || {
             runtime.block_on(async {
-                signals.recv().await;
+                any(&mut signals).await;
                 told.0.store(true, Ordering::SeqCst);
-                signals.recv().await;
+                any(&mut signals).await;
                 std::process::exit(INTERRUPTED);
             });
         });
@@ -53,6 +60,20 @@ impl Interrupt {
     pub fn is_heard(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
+}
+
+/// Waits for one of the signals.
+async fn any(signals: &mut [Signal]) {
+    let heard = signals.iter_mut().map(|signal| Box::pin(signal.recv()));
+    futures::future::select_all(heard).await;
+}
+
+/// Whether this process was started with SIGHUP ignored.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << (libc::SIGHUP - 1)) != 0)
 }
 
 /// How the wait for an answer ended.

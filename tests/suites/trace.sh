@@ -173,6 +173,22 @@ ctrl_c_stores_nothing() {
   exits 0 bkfs umount "$ONE"
 }
 
+sigterm_ends_a_record() {
+  local waiter
+  clone trace=none
+  env HOME="$MACHINE/home" XDG_STATE_HOME="$MACHINE/state" setsid "$BKFS_BIN" \
+    trace record "$ONE" late --for 600s -- true >"$SUITE_TMP/waiter" 2>&1 &
+  waiter=$!
+  remember_pid $waiter
+  sleep 2
+  kill -TERM "$waiter"
+  gone "$waiter" 10 || wrong "it waits still"
+  wait "$waiter" && wrong "it says that all is well"
+  cp "$SUITE_TMP/waiter" "$SUITE_TMP/output"
+  says 'interrupted: no trace was stored'
+  exits 0 bkfs umount "$ONE"
+}
+
 # write_traces: prints nothing; makes hostile files in the volume of traces.
 write_traces() {
   python3 - "$1" <<'P'
@@ -289,6 +305,7 @@ case_of "a trace is replayed by hand" by_hand
 DELAY=0
 case_of "record ends as its command does" record_ends_as_its_command_does
 case_of "Ctrl-C stores nothing" ctrl_c_stores_nothing
+case_of "SIGTERM ends a record after its command" sigterm_ends_a_record
 case_of "hostile traces are harmless" hostile_traces_are_harmless
 case_of "a damaged newest trace is a warning" a_damaged_newest_one_is_a_warning
 case_of "a trace of another repository, and a changed tree" \

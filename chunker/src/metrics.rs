@@ -127,6 +127,19 @@ impl Counter {
         self.0.store(value, Ordering::Relaxed);
     }
 
+    /// Raises it to a value.
+    pub(crate) fn raise(&self, value: u64) {
+        self.0.fetch_max(value, Ordering::Relaxed);
+    }
+
+    /// Replaces one of the parts that it is the sum of. Changes of one part must not overlap.
+    pub(crate) fn change(&self, before: u64, after: u64) {
+        match after.checked_sub(before) {
+            Some(more) => self.0.fetch_add(more, Ordering::Relaxed),
+            None => self.0.fetch_sub(before - after, Ordering::Relaxed),
+        };
+    }
+
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

@@ -40,6 +40,8 @@ pub(super) struct Session {
     pub(super) demand: Arc<watch::Sender<Demand>>,
     pub(super) backlog: Backlog,
     pulse: watch::Sender<Pulse>,
+    /// What this session has added to the gauge of pending bytes, which all sessions share.
+    noted_bytes: Mutex<u64>,
 }
 
 /// Changes with every event that a task or caller may wait for.
@@ -47,6 +49,12 @@ pub(super) struct Session {
 struct Pulse {
     beat: u64,
     ended: bool,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.note_bytes(0);
+    }
 }
 
 impl Session {
@@ -70,6 +78,7 @@ impl Session {
             demand,
             backlog,
             pulse: watch::Sender::new(Pulse::default()),
+            noted_bytes: Mutex::default(),
         })
     }
 
@@ -114,14 +123,22 @@ impl Session {
     /// Counts what is pending, for display.
     pub(super) fn note_pending(&self) {
         let counters = &self.shared.link.counters;
-        counters.pending_bytes.set(self.gate.used());
-        counters.pending_peak_bytes.set(self.gate.peak());
+        self.note_bytes(self.gate.used());
+        counters.pending_peak_bytes.raise(self.gate.peak());
         if let Some(overflow) = &self.overflow {
             let usage = overflow.usage();
             counters.spool_bytes.set(usage.bytes);
             counters.spool_files.set(usage.files);
             counters.spool_waiting_bytes.set(usage.waiting_bytes);
         }
+    }
+
+    /// Replaces what this session has added to the gauge of pending bytes.
+    fn note_bytes(&self, bytes: u64) {
+        let counters = &self.shared.link.counters;
+        let mut noted = self.noted_bytes.lock();
+        counters.pending_bytes.change(*noted, bytes);
+        *noted = bytes;
     }
 
     /// Waits until `done` returns true for the pending index, without a time limit.

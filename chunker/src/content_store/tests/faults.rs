@@ -283,6 +283,27 @@ async fn a_store_that_hangs_stalls_waiters_and_loses_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_gauge_of_pending_bytes_is_that_of_all_sessions() {
+    let mut world = World::new(34, true);
+    let content_store = world.loaded().await;
+    let (first, second) = (world.ingest(&content_store), world.ingest(&content_store));
+    world.bucket.script(|operation, _| match operation {
+        Operation::PutNew => Verdict::Wait(Duration::from_secs(20)),
+        _ => Verdict::Pass,
+    });
+    store_file(&first, Profile::Content, &noise(34, 4 * MIB), 4 * MIB).await;
+    let pending = content_store.metrics().pending_bytes;
+    assert!(pending >= MIB as u64, "{pending}");
+    store_file(&second, Profile::Content, &noise(35, 1000), 1000).await;
+    let both = content_store.metrics().pending_bytes;
+    assert!(both >= pending, "{both} after {pending}");
+    drop(second);
+    world.commit(&first).await;
+    drop(first);
+    assert_eq!(content_store.metrics().pending_bytes, 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn memory_stays_within_the_budget_when_the_store_is_slow() {
     let mut world = World::new(33, true);
     let content_store = world.loaded().await;

@@ -12,9 +12,9 @@ use crate::mounting::error::MountingError;
 use crate::repository::Repository;
 use crate::root::state::SessionId;
 use crate::stream::{StreamError, VolumePath, deposit, keep};
-use crate::trace::format::Trace;
+use crate::trace::format::{MAGIC_OF_ALL, Trace, TraceError};
 use crate::trace::place::resolve;
-use crate::trace::stored::{StoredError, VOLUME, check_trace_name, path_of};
+use crate::trace::stored::{StoredError, VOLUME, check_trace_name, no_trace, path_of};
 use crate::tree::item::Item;
 use crate::volume::error::VolumeError;
 use crate::volume::namespace::NewInode;
@@ -45,7 +45,7 @@ pub enum TraceStoreError {
 /// [`OpenSession::end_left`](crate::root::session::OpenSession::end_left) may end it.
 ///
 /// # Errors
-/// [`TraceStoreError::Stored`] if the name is none that a trace can have;
+/// [`TraceStoreError::Stored`] if the name is none that a trace can have, or that of another file;
 /// [`TraceStoreError::Session`] if another session writes to the volume, or the store fails;
 /// [`TraceStoreError::Stream`] if a file cannot have the path.
 pub async fn save(
@@ -57,10 +57,39 @@ pub async fn save(
     check_trace_name(name)?;
     let bytes = Bytes::from(trace.encode());
     let alone = begin(repository, command, Some(session)).await?;
-    let saved = write(alone.volume(), &path_of(volume, name), bytes).await;
+    let saved = async {
+        require_trace(alone.volume(), volume, name).await?;
+        let path = path_of(volume, name);
+        Ok::<_, TraceStoreError>(write(alone.volume(), &path, bytes).await?)
+    };
+    let saved = saved.await;
     let finished = alone.finish().await;
     saved?;
     Ok(finished?)
+}
+
+/// Checks that a file of this name is a trace, of any version, or absent. The volume may have been a
+/// user's own before.
+///
+/// # Errors
+/// [`StoredError::NoTrace`] if it is something else; [`StoredError::Volume`] if it cannot be read.
+async fn require_trace(traces: &Volume, volume: &str, name: &str) -> Result<(), StoredError> {
+    let Some(found) = resolve(&traces.view, path_of(volume, name).as_bytes()).await? else {
+        return Ok(());
+    };
+    let head = 0..found.size.min(MAGIC_OF_ALL.len() as u64);
+    let head = match head.is_empty() {
+        true => Vec::new(),
+        false => traces
+            .view
+            .read(Scope::Live, found.inode, head)
+            .await?
+            .concat(),
+    };
+    match head == MAGIC_OF_ALL {
+        true => Ok(()),
+        false => Err(no_trace((volume, name), TraceError::NoTrace)),
+    }
 }
 
 async fn write(volume: &Arc<Volume>, path: &str, bytes: Bytes) -> Result<(), StreamError> {

@@ -72,6 +72,12 @@ impl TracesError {
                 (1, Some("bkfs trace list lists the traces.".to_owned()))
             }
             TracesError::Stored(StoredError::NoTrace { .. }) => (13, None),
+            TracesError::Record(RecordError::Store(TraceStoreError::Stored(
+                StoredError::NoTrace { .. },
+            ))) => (
+                1,
+                Some("Choose another name: that file is no trace.".to_owned()),
+            ),
             _ => (1, None),
         };
         json!({ "error": self.to_string(), "code": code, "hint": hint })

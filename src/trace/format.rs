@@ -33,8 +33,8 @@ const END_MAX: u64 = (1 << 63) / PAGE_BYTES;
 /// The first bytes of a trace of this version.
 const MAGIC: &[u8; 12] = b"bkfs-trace\x00\x01";
 
-/// The part of [`MAGIC`] that all versions have in common.
-const MAGIC_OF_ALL: usize = 11;
+/// The first bytes of a trace of any version.
+pub const MAGIC_OF_ALL: &[u8] = b"bkfs-trace\x00";
 
 /// A range of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +108,7 @@ impl Trace {
         }
         let body = match bytes.strip_prefix(MAGIC) {
             Some(body) => body,
-            None if bytes.starts_with(&MAGIC[..MAGIC_OF_ALL]) && bytes.len() > MAGIC_OF_ALL => {
+            None if bytes.starts_with(MAGIC_OF_ALL) && bytes.len() > MAGIC_OF_ALL.len() => {
                 return Err(TraceError::NewerVersion);
             }
             None => return Err(TraceError::NoTrace),

@@ -217,11 +217,7 @@ impl Stored {
         check_trace_name(name)?;
         let found = resolve(&self.0, path_of(volume, name).as_bytes()).await?;
         let found = found.ok_or_else(|| absent(volume, name))?;
-        let no_trace = |source| StoredError::NoTrace {
-            volume: volume.to_owned(),
-            name: name.to_owned(),
-            source,
-        };
+        let no_trace = |source| no_trace((volume, name), source);
         if found.size > TRACE_BYTES_MAX {
             return Err(no_trace(TraceError::TooLarge));
         }
@@ -250,6 +246,15 @@ pub async fn load(
     match Stored::open(repository).await? {
         Some(stored) => stored.read(volume, name).await,
         None => Err(absent(volume, name)),
+    }
+}
+
+/// Returns the error of a file that is no trace, of this volume and name.
+pub fn no_trace((volume, name): (&str, &str), source: TraceError) -> StoredError {
+    StoredError::NoTrace {
+        volume: volume.to_owned(),
+        name: name.to_owned(),
+        source,
     }
 }
 

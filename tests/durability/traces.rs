@@ -532,3 +532,48 @@ fn a_trace_has_the_names_that_the_clone_began_with() {
         assert_eq!(trace.paths, [b"one.ibd".to_vec(), b"two.ibd".to_vec()]);
     });
 }
+
+#[test]
+fn a_trace_replaces_no_file_that_is_none() {
+    paused(async {
+        let world = world().await;
+        store(&world, "older", &of(&["one.ibd"], &[(0, 0, 4)])).await;
+        let traces = with(&world, "traces").mount().await;
+        let volume = traces.0.volume().expect("writable").clone();
+        let directory = bkfs::stream::directory(&volume, &[b"main".to_vec()], &file()).await;
+        let directory = directory.expect("is there");
+        for (name, bytes) in [
+            (&b"empty"[..], &b""[..]),
+            (b"letter", b"bkfs-traces are fine"),
+        ] {
+            let made = volume.make(directory, name, file()).await.expect("made");
+            let bytes = Bytes::from_static(bytes);
+            let written = volume.write(made.inode, 0, bytes, Default::default());
+            written.await.expect("written");
+        }
+        traces.0.finish().await.expect("ended");
+        let repository = Arc::new(world.elsewhere().repository().await);
+        for name in ["empty", "letter"] {
+            let trace = of(&["one.ibd"], &[(0, 0, 8)]);
+            let session = OpenSession::draw_id(&repository.handle);
+            let refused = save(&repository, ("main", name), &trace, ("test", session)).await;
+            assert!(refused.is_err(), "{name}");
+        }
+        assert_eq!(recording(&world).await, 0);
+        store(&world, "older", &of(&["one.ibd"], &[(0, 0, 8)])).await;
+        let repository = Arc::new(world.elsewhere().repository().await);
+        let replaced = load(&repository, "main", "older").await.expect("stored");
+        assert_eq!(replaced.touches[0].pages, 8);
+    });
+}
+
+fn file() -> NewInode {
+    NewInode {
+        mode: libc::S_IFREG | 0o644,
+        uid: 0,
+        gid: 0,
+        device: 0,
+        target: None,
+        profile: 0,
+    }
+}

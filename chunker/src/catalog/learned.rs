@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::describe::describe;
 use super::files::TableBytes;
 use super::loaded::{Candidate, Loaded};
-use super::opened_run::RunStore;
+use super::opened_run::{RunStore, twice};
 use super::reference::IndexRef;
 use crate::crypto::{Class, Keyring};
 use crate::error::ContentError;
@@ -180,14 +180,8 @@ async fn read(store: &RunStore, pack: PackName, class: Class) -> Result<Loaded, 
         workers,
         ..
     } = store;
-    let described = match describe(link, workers, keyring, (pack, class), None).await {
-        // An answer may be damaged on its way.
-        Err(ContentError::Damaged { .. }) => {
-            describe(link, workers, keyring, (pack, class), None).await
-        }
-        described => described,
-    };
-    let record = match described {
+    let described = twice(|| describe(link, workers, keyring, (pack, class), None));
+    let record = match described.await {
         // The blobs may be whole all the same.
         Err(error @ ContentError::Damaged { .. }) => return Err(error.of_index()),
         described => described?,

@@ -115,11 +115,16 @@ struct Wanted {
 }
 
 impl OpenedRun {
-    /// Reads the header and the directory of a run.
+    /// Reads the header and the directory of a run. What does not open is read once more.
     ///
     /// # Errors
-    /// [`ContentError::Damaged`] if they do not open, and those of [`StoreClient::get_range`].
+    /// [`ContentError::Damaged`] or [`ContentError::Unreadable`] if they do not open, and those of
+    /// [`StoreClient::get_range`].
     pub(super) async fn open(store: RunStore, reference: RunRef) -> Result<Self, ContentError> {
+        twice(|| Self::open_once(store.clone(), reference)).await
+    }
+
+    async fn open_once(store: RunStore, reference: RunRef) -> Result<Self, ContentError> {
         let key = reference.name.key(Class::Run);
         let damaged = |error: RunDamage| ContentError::damaged(&key, error);
         let total = reference.bytes;
@@ -524,7 +529,7 @@ impl OpenedRun {
     }
 
     /// Reads parts that lie close together by one request, and opens them on a worker. What does not
-    /// open is read once more, since an answer may be damaged on its way.
+    /// open is read once more.
     async fn fetch<T: Send + 'static>(
         &self,
         parts: Vec<(Section, Range<u64>)>,
@@ -537,24 +542,42 @@ impl OpenedRun {
             return Ok(Vec::new());
         };
         let span = first.start..last.end;
-        let mut is_repeated = false;
-        loop {
-            let bytes = self.store.link.get_range(&self.key, span.clone()).await?;
-            let (directory, parts) = (Arc::clone(&self.directory), parts.clone());
-            let start = span.start;
-            let job = move |scratch: &mut Scratch| {
-                let decoder = scratch.frame_decoder.decoder();
-                let opened = parts.into_iter().map(|(section, range)| {
-                    open(&directory, section, &part(&bytes, start, range), decoder)
-                });
-                opened.collect::<Result<Vec<T>, RunDamage>>()
-            };
-            match self.store.workers.run(job).await? {
-                Ok(opened) => return Ok(opened),
-                Err(_) if !is_repeated => is_repeated = true,
-                Err(error) => return Err(ContentError::damaged(&self.key, error)),
-            }
-        }
+        twice(|| self.fetch_once(span.clone(), &parts, open)).await
+    }
+
+    async fn fetch_once<T: Send + 'static>(
+        &self,
+        span: Range<u64>,
+        parts: &[(Section, Range<u64>)],
+        open: impl Fn(&Directory, Section, &[u8], &mut Decoder) -> Result<T, RunDamage>
+        + Copy
+        + Send
+        + 'static,
+    ) -> Result<Vec<T>, ContentError> {
+        let start = span.start;
+        let bytes = self.store.link.get_range(&self.key, span).await?;
+        let (directory, parts) = (Arc::clone(&self.directory), parts.to_vec());
+        let job = move |scratch: &mut Scratch| {
+            let decoder = scratch.frame_decoder.decoder();
+            let opened = parts.into_iter().map(|(section, range)| {
+                open(&directory, section, &part(&bytes, start, range), decoder)
+            });
+            opened.collect::<Result<Vec<T>, RunDamage>>()
+        };
+        let opened = self.store.workers.run(job).await?;
+        opened.map_err(|error| ContentError::damaged(&self.key, error))
+    }
+}
+
+/// Reads again what does not open: an answer may be damaged on its way, its header included. The
+/// second answer counts.
+pub(super) async fn twice<T, R>(read: impl Fn() -> R) -> Result<T, ContentError>
+where
+    R: Future<Output = Result<T, ContentError>>,
+{
+    match read().await {
+        Err(ContentError::Damaged { .. } | ContentError::Unreadable { .. }) => read().await,
+        answer => answer,
     }
 }
 

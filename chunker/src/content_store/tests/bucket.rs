@@ -24,6 +24,8 @@ pub(super) enum Verdict {
     Hang,
     /// A range arrives with one flipped bit.
     Garble,
+    /// A range arrives with one flipped bit in this byte.
+    GarbleAt(usize),
 }
 
 type Script = Box<dyn FnMut(Operation, &str) -> Verdict + Send>;
@@ -114,7 +116,7 @@ impl Bucket {
         note(verdict);
         let error = |kind| Err(StoreError::new(kind, operation, key, "as told"));
         match verdict {
-            Verdict::Pass | Verdict::Garble => request.await,
+            Verdict::Pass | Verdict::Garble | Verdict::GarbleAt(_) => request.await,
             Verdict::Fail(kind) => error(kind),
             Verdict::ApplyAndFail(kind) => {
                 request.await?;
@@ -150,19 +152,20 @@ impl bkfs_store::Layer for Bucket {
     }
 
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
-        let garbled = Mutex::new(false);
+        let told = Mutex::new(Verdict::Pass);
         let request = async {
             let bytes = self.inner.get_range(key, range).await?;
-            if !*garbled.lock() {
-                return Ok(bytes);
-            }
             let mut bytes = bytes.to_vec();
-            let middle = bytes.len() / 2;
-            bytes[middle] ^= 1;
+            let place = match *told.lock() {
+                Verdict::Garble => bytes.len() / 2,
+                Verdict::GarbleAt(place) => place % bytes.len(),
+                _ => return Ok(Bytes::from(bytes)),
+            };
+            bytes[place] ^= 1;
             Ok(Bytes::from(bytes))
         };
         self.judge_noting(Operation::GetRange, key, request, |verdict| {
-            *garbled.lock() = verdict == Verdict::Garble;
+            *told.lock() = verdict;
         })
         .await
     }

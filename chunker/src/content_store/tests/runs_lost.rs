@@ -164,6 +164,38 @@ async fn a_run_that_is_lost_from_the_newest_root_is_read_from_index_objects() {
 }
 
 #[tokio::test]
+async fn one_damaged_answer_gives_up_no_group() {
+    let (world, stored, file) = world_with_copies(96).await;
+    let runs = runs_of(&world).await;
+    // The version, the key epoch and the salt of a header; another byte of other answers.
+    for place in [8, 12, 64] {
+        let mut reads = 1;
+        for nth in 1.. {
+            if nth > reads {
+                break;
+            }
+            let content_store = by_runs(&world, &runs).await;
+            content_store.renew_by(Newest::of(covered(&world, &runs, &[])));
+            world.bucket.forget_requests();
+            let mut asked = 0;
+            world.bucket.script(move |operation, key| {
+                asked += u64::from(operation == Operation::GetRange && key.starts_with("runs/"));
+                match asked == nth && key.starts_with("runs/") {
+                    true => Verdict::GarbleAt(place),
+                    false => Verdict::Pass,
+                }
+            });
+            let read = read_file(&content_store, &stored).await.expect("reads");
+            assert!(read == file, "byte {place} of answer {nth}");
+            assert_eq!(index_downloads(&world), 0, "byte {place} of answer {nth}");
+            world.bucket.behave();
+            reads = reads_of_runs(&world) - 1;
+        }
+        assert!(reads >= 4, "{reads} reads of two runs");
+    }
+}
+
+#[tokio::test]
 async fn an_unknown_blob_asks_the_newest_root_first() {
     let (world, stored, file) = world_with_copies(89).await;
     let runs = runs_of(&world).await;

@@ -15,6 +15,7 @@ use super::learned::{LearnedPack, candidates};
 use super::loaded::Candidate;
 use super::opened_run::Told;
 use super::run_group::{FoundRecord, LoadedGroup};
+use super::run_searcher::Reason;
 use super::{Catalog, CatalogTables};
 use crate::crypto::Class;
 use crate::error::ContentError;
@@ -258,11 +259,11 @@ impl Catalog {
                     return Ok(());
                 }
                 self.note_given_up(&group, &error);
-                let loaded = Box::pin(self.load_tables_of(&group)).await;
+                let loaded = Box::pin(self.load_tables_of(&group, Reason::Listed)).await;
                 if let Err(error) = &loaded {
                     group.last_failure.note(error);
                 }
-                loaded
+                loaded.map(drop)
             }
         }
     }
@@ -401,16 +402,12 @@ impl Catalog {
             .groups
             .iter()
             .min_by_key(|group| group.covered_bytes());
-        match smallest.filter(|group| self.searcher.take_unknown(group.covered_bytes())) {
-            Some(group) => {
-                tracing::warn!(%id, "no run has it: index objects are read");
-                Box::pin(self.load_tables_of(group)).await
-            }
-            None => {
-                search.is_over = true;
-                Ok(())
-            }
-        }
+        let is_loaded = match smallest {
+            Some(group) => Box::pin(self.load_tables_of(group, Reason::Unknown(*id))).await?,
+            None => false,
+        };
+        search.is_over |= !is_loaded;
+        Ok(())
     }
 
     /// Forgets what was learned of a pack, which is gone.

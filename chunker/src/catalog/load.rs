@@ -12,6 +12,7 @@ use futures::{StreamExt, TryStreamExt};
 use super::loaded::Loaded;
 use super::reference::{IndexRef, IndexSources, RunGroup};
 use super::run_group::{KnownRuns, LoadedGroup};
+use super::run_searcher::Reason;
 use super::{Catalog, CatalogTables};
 use crate::error::ContentError;
 use crate::pack::PackName;
@@ -60,7 +61,8 @@ impl Catalog {
     }
 
     /// Loads the tables of the index objects that a group answered for, in the place of the group. What
-    /// else is loaded or committed meanwhile stays. One group is replaced at a time.
+    /// else is loaded or committed meanwhile stays. One group is replaced at a time. Returns false, and
+    /// reads nothing, if more would be read than may still be read for this reason.
     ///
     /// Cancel safety: dropped, it leaves the group in use.
     ///
@@ -70,22 +72,30 @@ impl Catalog {
     pub(super) async fn load_tables_of(
         &self,
         group: &Arc<LoadedGroup>,
-    ) -> Result<(), ContentError> {
+        reason: Reason,
+    ) -> Result<bool, ContentError> {
         let _turn = self.replacing.lock().await;
         if !self.state().has_group(group) {
-            return Ok(());
+            return Ok(true);
         }
         if let Some(error) = group.last_failure.recent() {
             return Err(error);
         }
-        let fresh = match self.tables_of(group.covers()).await {
+        if let Reason::Unknown(id) = reason {
+            let bytes = self.bytes_to_read(group.covers()).await;
+            if !self.searcher.permits_unknown(bytes) {
+                return Ok(false);
+            }
+            tracing::warn!(%id, "no run has it: index objects are read");
+        }
+        let fresh = match self.tables_of(group.covers(), reason).await {
             Ok(fresh) => fresh,
             Err(error) => return Err(error.of_index()),
         };
         let loaded = {
             let mut state = self.state.write();
             if !state.has_group(group) {
-                return Ok(());
+                return Ok(true);
             }
             let known: HashSet<PackName> = state.tables.iter().map(name_of).collect();
             let fresh = fresh
@@ -105,11 +115,35 @@ impl Catalog {
             loaded
         };
         (self.searcher).forget_others(|run, pack| loaded.answers_for(run, pack));
-        Ok(())
+        Ok(true)
+    }
+
+    /// Returns the decoded bytes of these index objects, without those that are loaded or at hand.
+    async fn bytes_to_read(&self, list: &[IndexRef]) -> u64 {
+        let before = self.state();
+        let loaded: HashSet<PackName> = before.tables.iter().map(name_of).collect();
+        let mut bytes = 0;
+        for reference in list.iter().filter(|one| !loaded.contains(&one.name)) {
+            if !self.is_on_disk(reference.name).await {
+                bytes += reference.bytes;
+            }
+        }
+        bytes
+    }
+
+    async fn is_on_disk(&self, name: PackName) -> bool {
+        match &self.files {
+            Some(files) => files.holds(name).await,
+            None => false,
+        }
     }
 
     /// Returns the tables of index objects. Those that are loaded are not loaded again.
-    async fn tables_of(&self, list: &[IndexRef]) -> Result<Vec<Arc<Loaded>>, ContentError> {
+    async fn tables_of(
+        &self,
+        list: &[IndexRef],
+        reason: Reason,
+    ) -> Result<Vec<Arc<Loaded>>, ContentError> {
         let before = self.state();
         let loads = list.iter().map(|reference| {
             let mut tables = before.tables.iter();
@@ -118,7 +152,7 @@ impl Catalog {
             async move {
                 match known {
                     Some(known) => Ok(known),
-                    None => self.load_one(*reference).await,
+                    None => self.load_one(*reference, reason).await,
                 }
             }
         });
@@ -139,12 +173,7 @@ impl Catalog {
         let mut tables = before.tables.iter().map(|loaded| loaded.reference().name);
         let loaded: HashSet<PackName> = tables.by_ref().collect();
         for covered in &group.covers {
-            let is_at_hand = loaded.contains(&covered.name)
-                || match &self.files {
-                    Some(files) => files.holds(covered.name).await,
-                    None => false,
-                };
-            if !is_at_hand {
+            if !loaded.contains(&covered.name) && !self.is_on_disk(covered.name).await {
                 return false;
             }
         }
@@ -184,7 +213,7 @@ impl Catalog {
         let missing = list
             .iter()
             .filter(|reference| known(reference.name).is_none());
-        let loads = missing.map(|reference| self.load_one(*reference));
+        let loads = missing.map(|reference| self.load_one(*reference, Reason::Listed));
         let fresh: Vec<Arc<Loaded>> = futures::stream::iter(loads.collect::<Vec<_>>())
             .buffered(LOADED_AT_ONCE)
             .try_collect()

@@ -46,7 +46,7 @@ pub use opened_run::{OpenedRun, Records, RunRecord};
 use opened_run::{RunCaches, RunStore};
 pub use reference::{IndexRef, IndexSources, RunGroup, RunRef, name_bytes};
 use run_group::LoadedGroup;
-use run_searcher::RunSearcher;
+use run_searcher::{Reason, RunSearcher};
 
 /// Bytes of memory that loading takes for each byte of the decoded object: the object and its table
 /// under construction.
@@ -262,7 +262,11 @@ impl Catalog {
         self.fetch_gate.reserve(bytes).await
     }
 
-    async fn load_one(&self, reference: IndexRef) -> Result<Arc<Loaded>, ContentError> {
+    async fn load_one(
+        &self,
+        reference: IndexRef,
+        reason: Reason,
+    ) -> Result<Arc<Loaded>, ContentError> {
         if let Some(files) = &self.files
             && let Some(table) = files
                 .open(reference.name, self.table_key(reference.name))
@@ -271,6 +275,9 @@ impl Catalog {
             return Ok(Arc::new(Loaded::new(reference, table)));
         }
         let _room = self.room_for(reference).await;
+        if let Reason::Unknown(_) = reason {
+            self.searcher.charge_unknown(reference.bytes);
+        }
         let records = self.fetch(reference.name).await?;
         let (loaded, _) = self.tabulate(reference, records, Keep::OnDisk).await?;
         Ok(loaded)

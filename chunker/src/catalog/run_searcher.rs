@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::learned::Learned;
 use super::opened_run::RunStore;
+use crate::id::Id;
 use crate::pack::PackName;
 
 /// Bytes of memory for learned packs: those of about 20 GiB of pages.
@@ -26,6 +27,15 @@ const GIVEN_UP_FOR: Duration = Duration::from_secs(600);
 /// Decoded bytes of index objects that are read in all for blobs that no run has. They list about 12
 /// million blobs.
 const UNKNOWN_BYTES_MAX: u64 = 256 << 20;
+
+/// Why an index object is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reason {
+    /// What is loaded lists it, and nothing answers in its place.
+    Listed,
+    /// No run has this blob. So many bytes may be read for all such blobs.
+    Unknown(Id),
+}
 
 /// What look-ups by runs share.
 #[derive(Debug)]
@@ -70,17 +80,15 @@ impl RunSearcher {
         given_up.extend(runs.map(|run| (run, Instant::now())));
     }
 
-    /// Takes `bytes` from those that may be read for blobs that no run has. Returns false if fewer
-    /// are left.
-    pub(super) fn take_unknown(&self, bytes: u64) -> bool {
+    /// Returns true if so many bytes of index objects may still be read for blobs that no run has.
+    pub(super) fn permits_unknown(&self, bytes: u64) -> bool {
+        *self.unknown_bytes.lock() >= bytes
+    }
+
+    /// Takes `bytes` from those that may be read for blobs that no run has: they are asked for now.
+    pub(super) fn charge_unknown(&self, bytes: u64) {
         let mut left = self.unknown_bytes.lock();
-        match left.checked_sub(bytes) {
-            Some(rest) => {
-                *left = rest;
-                true
-            }
-            None => false,
-        }
+        *left = left.saturating_sub(bytes);
     }
 
     /// Forgets learned packs of which `answers` is false, for the run that named each and the pack.

@@ -237,6 +237,37 @@ async fn an_unknown_blob_does_not_download_a_large_index() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn readers_of_unknown_blobs_at_the_same_time_pay_once_for_what_is_read() {
+    let (mut world, _, _) = world_with_copies(97).await;
+    let mut sources = IndexSources::default();
+    for (number, reference) in std::mem::take(&mut world.index).into_iter().enumerate() {
+        world.index = vec![reference];
+        let runs = runs_named(&world, 90 + number as u64).await;
+        let mut of_one = covered(&world, &runs, &[]).groups;
+        // Two of these may be read, and no third one.
+        of_one[0].covers[0].bytes = 100 << 20;
+        sources.groups.append(&mut of_one);
+    }
+    let content_store = world.content_store();
+    let loaded = content_store.load_index(&sources, &HashSet::new()).await;
+    loaded.expect("no run is opened yet");
+    world.bucket.forget_requests();
+    world.bucket.script(|operation, key| {
+        match operation == Operation::Get && key.starts_with("index/") {
+            true => Verdict::Wait(Duration::from_secs(1)),
+            false => Verdict::Pass,
+        }
+    });
+    let asked = [unknown()];
+    let reads = (0..8).map(|_| content_store.read(&asked));
+    for read in futures::future::join_all(reads).await {
+        let error = read.expect_err("nothing has it");
+        assert!(matches!(error, ContentError::Unknown { .. }), "{error}");
+    }
+    assert_eq!(index_downloads(&world), 2, "both groups are doubted");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_index_is_loaded_while_an_unknown_blob_is_looked_for() {
     let (world, _, _) = world_with_copies(91).await;
     let runs = runs_of(&world).await;

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use crate::error::ContentError;
 use crate::metrics::Counters;
-use crate::progress::{Awake, Moment, Movement, StoreProgress};
+use crate::progress::{Awake, Movement, StoreProgress};
 
 /// The most attempts at a request that the store refuses, unless [`StoreClient::bear_refusals`] was
 /// called.
@@ -44,6 +44,16 @@ const COMPARED_BYTES: u64 = 64 << 10;
 
 /// How many answers must say that an object is not ours before the link believes it.
 const FOREIGN_ANSWERS: u32 = 3;
+
+/// What depends on an object that is created.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Need {
+    /// Accepted data, which is never given up because of credentials and permissions: these are
+    /// renewed.
+    Data,
+    /// Speed alone. A refusal of any kind ends the wait for it.
+    Speed,
+}
 
 /// The client of the store that the whole content store shares.
 #[derive(Debug)]
@@ -349,7 +359,23 @@ impl StoreClient {
     /// for the whole timeout after [`StoreClient::bear_refusals`], otherwise in 3 attempts.
     pub(crate) async fn create(&self, key: &str, body: &[Bytes]) -> Result<(), ContentError> {
         let awake = Awake::default();
-        awake.watch(self.create_awake(key, body, &awake)).await
+        let created = self.create_awake(key, body, (&awake, Need::Data));
+        awake.watch(created).await
+    }
+
+    /// As [`StoreClient::create`], for an object that saves time and holds no data of its own. The
+    /// store may refuse it for good in 3 attempts, by a lack of permissions as well.
+    ///
+    /// # Errors
+    /// Those of [`StoreClient::create`].
+    pub(crate) async fn create_for_speed(
+        &self,
+        key: &str,
+        body: &[Bytes],
+    ) -> Result<(), ContentError> {
+        let awake = Awake::default();
+        let created = self.create_awake(key, body, (&awake, Need::Speed));
+        awake.watch(created).await
     }
 
     /// Does the work of [`StoreClient::create`]. `awake` knows how long this process stood still
@@ -358,7 +384,7 @@ impl StoreClient {
         &self,
         key: &str,
         body: &[Bytes],
-        awake: &Awake,
+        (awake, need): (&Awake, Need),
     ) -> Result<(), ContentError> {
         let mut attempt = 0;
         let (mut stuck, mut refused) = (None, None);
@@ -387,7 +413,7 @@ impl StoreClient {
                     // From now: a request that took long may have created the object itself.
                     let stuck = stuck.get_or_insert_with(|| self.progress.stick(Instant::now()));
                     stuck.note(&error);
-                    match self.is_ours(key, body, awake).await? {
+                    match self.is_ours(key, body, (awake, need)).await? {
                         Some(true) => break,
                         Some(false) => return Err(ContentError::Store(error)),
                         // Another attempt may still run, or the answer is not up to date. A name
@@ -405,9 +431,9 @@ impl StoreClient {
                     let stuck = stuck.get_or_insert_with(|| self.progress.stick(sent));
                     stuck.note(&error);
                     // Silence before a refusal does not count as a refusal.
-                    if self.is_final(kind) {
+                    if self.is_final(kind, need) {
                         let since = *refused.get_or_insert_with(|| awake.now());
-                        if self.gives_up(kind, attempt, awake, since) {
+                        if self.gives_up(need, attempt, awake.since(since)) {
                             return Err(ContentError::Store(error));
                         }
                     } else {
@@ -425,14 +451,16 @@ impl StoreClient {
         Ok(())
     }
 
-    /// Returns whether a refusal is final: only a person can remove its cause.
-    fn is_final(&self, kind: StoreErrorKind) -> bool {
+    /// Returns whether a refusal is final: only a person can remove its cause. For data, a lack of
+    /// permissions is not, and after [`StoreClient::bear_refusals`] a full store is not either, which
+    /// is emptied.
+    fn is_final(&self, kind: StoreErrorKind, need: Need) -> bool {
         match kind {
             StoreErrorKind::Unreachable
             | StoreErrorKind::Throttled
-            | StoreErrorKind::OutcomeUnknown
-            | StoreErrorKind::Denied => false,
-            StoreErrorKind::NoSpace => !self.bears_refusals(),
+            | StoreErrorKind::OutcomeUnknown => false,
+            StoreErrorKind::Denied => need == Need::Speed,
+            StoreErrorKind::NoSpace => need == Need::Speed || !self.bears_refusals(),
             StoreErrorKind::NotFound
             | StoreErrorKind::AlreadyExists
             | StoreErrorKind::Conflict
@@ -445,16 +473,12 @@ impl StoreClient {
         }
     }
 
-    /// Returns whether to give up a request that the store refuses in this way since `since`: only
-    /// a person can remove the cause. Accepted data is never given up because of credentials and
-    /// permissions, which are renewed. After [`StoreClient::bear_refusals`] it is not given up
-    /// because of a full store either, which is emptied.
-    fn gives_up(&self, kind: StoreErrorKind, attempt: u32, awake: &Awake, since: Moment) -> bool {
-        self.is_final(kind)
-            && match self.bears_refusals() {
-                true => awake.since(since) >= self.timeout,
-                false => attempt >= STUBBORN_ATTEMPTS,
-            }
+    /// Returns whether to give up a request that the store has refused for good for so long.
+    fn gives_up(&self, need: Need, attempt: u32, refused_for: Duration) -> bool {
+        match self.bears_refusals() && need == Need::Data {
+            true => refused_for >= self.timeout,
+            false => attempt >= STUBBORN_ATTEMPTS,
+        }
     }
 
     fn count_turns(&self) {
@@ -469,7 +493,7 @@ impl StoreClient {
         &self,
         key: &str,
         body: &[Bytes],
-        awake: &Awake,
+        (awake, need): (&Awake, Need),
     ) -> Result<Option<bool>, ContentError> {
         let mut refused = None;
         let mut differing = 0;
@@ -485,9 +509,9 @@ impl StoreClient {
                 Ok(_) => differing += 1,
                 Err(error) if error.is_not_found() => return Ok(None),
                 Err(error) => {
-                    if self.is_final(error.kind()) {
+                    if self.is_final(error.kind(), need) {
                         let since = *refused.get_or_insert_with(|| awake.now());
-                        if self.gives_up(error.kind(), attempt, awake, since) {
+                        if self.gives_up(need, attempt, awake.since(since)) {
                             return Err(error.into());
                         }
                     } else {

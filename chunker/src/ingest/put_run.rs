@@ -43,7 +43,8 @@ impl Ingest {
     /// - [`ContentError::Damaged`] if another run is damaged, and those of a read.
     /// - [`ContentError::Invalid`] if the range has more than one run may hold, or if the session
     ///   has used all its names.
-    /// - [`ContentError::Store`] or [`ContentError::Stalled`] if the run is not acknowledged.
+    /// - [`ContentError::Store`] or [`ContentError::Stalled`] if the run is not acknowledged. A store
+    ///   that denies it is not waited for, since no data depends on a run.
     pub async fn put_run(&self, plan: RunPlan<'_>) -> Result<RunRef, ContentError> {
         let _operation = Operation::begin(&self.session);
         let shared = &self.session.shared;
@@ -65,7 +66,7 @@ impl Ingest {
         }
         let merged = merge(new, inputs).await?;
         let bytes = merged.body.iter().map(|part| part.len() as u64).sum();
-        let created = shared.link.create(&key, &merged.body);
+        let created = shared.link.create_for_speed(&key, &merged.body);
         shared.link.progress.watch(created).await??;
         Ok(RunRef {
             name,

@@ -316,6 +316,35 @@ async fn who_bears_refusals_gives_up_after_the_timeout_and_never_for_what_is_men
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_only_saves_time_is_not_waited_for_if_the_store_refuses_it() {
+    use bkfs_testing::fault::{Fault, Strike};
+    for kind in [
+        StoreErrorKind::Denied,
+        StoreErrorKind::NoSpace,
+        StoreErrorKind::NoBucket,
+    ] {
+        // The link bears refusals of data.
+        let (link, store) = failing(Duration::from_secs(300));
+        store.plan(Strike::with(Fault::FailBefore(kind)).keys("runs/").always());
+        let begin = Instant::now();
+        let body = [Bytes::from_static(b"bytes")];
+        let created = link.create_for_speed("runs/1", &body);
+        let created = tokio::time::timeout(Duration::from_secs(250), created).await;
+        let error = created.expect("it ends").expect_err("refused");
+        assert!(matches!(error, ContentError::Store(_)), "{error}");
+        let took = begin.elapsed();
+        assert!(took < Duration::from_secs(2), "{kind:?} took {took:?}");
+    }
+    // A busy store is no refusal.
+    let (link, store) = failing(Duration::from_secs(300));
+    let busy = Fault::FailBefore(StoreErrorKind::Throttled);
+    store.plan(Strike::with(busy).keys("runs/").times(5));
+    let body = [Bytes::from_static(b"bytes")];
+    let created = link.create_for_speed("runs/1", &body);
+    created.await.expect("created");
+}
+
 /// A stopped process sends no requests meanwhile.
 #[tokio::test(start_paused = true)]
 async fn no_refusal_lasts_while_this_process_stands_still() {

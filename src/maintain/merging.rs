@@ -30,6 +30,7 @@ use crate::root::run_group::{Building, IndexName, RunGroup, Slice};
 use crate::root::session::OpenSession;
 use crate::root::state::{Root, SessionId};
 use crate::root::transition::IndexChange;
+use crate::root::view::RootView;
 
 mod policy;
 
@@ -85,6 +86,7 @@ pub async fn merge_runs(
         session: session.id(),
         packs: None,
         unreadable: HashSet::new(),
+        damages: 0,
         merged: Merged::default(),
     };
     let done = merger.work(policy, goes_on).await;
@@ -105,7 +107,17 @@ struct Merger<'a> {
     packs: Option<(Vec<IndexRef>, Vec<PackContents>)>,
     /// Index objects that could not be read.
     unreadable: HashSet<PackName>,
+    /// How many inputs could not be read.
+    damages: u32,
     merged: Merged,
+}
+
+/// What follows a step.
+enum Next {
+    /// The next step.
+    GoOn,
+    /// The root has no room for the group that is being built.
+    NoRoom,
 }
 
 impl Merger<'_> {
@@ -114,43 +126,67 @@ impl Merger<'_> {
         policy: &MergePolicy,
         goes_on: &(dyn Fn(&Merged) -> bool + Sync),
     ) -> Result<(), RootError> {
-        let mut damages = 0;
-        while goes_on(&self.merged)
-            && let Some(step) = policy.next(&self.handle.current().root, &self.unreadable)
-        {
-            let before = self.handle.current().root.mark();
-            let building = step.building();
-            let error = match self.carry_out(policy, step).await {
-                Ok(()) if self.has_left(building) => {
+        loop {
+            // The one root that this step is planned by, works by and is judged by.
+            let view = self.handle.current();
+            let Some(step) = policy.next(&view.root, &self.unreadable) else {
+                return Ok(());
+            };
+            if !goes_on(&self.merged) {
+                return Ok(());
+            }
+            match self.step(policy, &view, step).await? {
+                Next::GoOn => {}
+                Next::NoRoom => {
                     tracing::warn!("the root has no room for a group of runs");
                     return Ok(());
                 }
-                Ok(()) => continue,
-                Err(error) => error,
-            };
-            // What was to be merged has changed: the newer root says what is next.
-            let is_changed = matches!(error, RootError::Refused(Refusal::ListsChanged));
-            if is_changed || error.wants_newer_root() || input_of(&error).is_some() {
-                let now = self.handle.refresh().await?;
-                if now.root.mark() != before {
-                    continue;
-                }
-            }
-            damages += 1;
-            match input_of(&error) {
-                Some(key) if damages <= DAMAGES_MAX => self.do_without(key, &error).await?,
-                _ => return Err(error),
             }
         }
-        Ok(())
     }
 
-    async fn carry_out(&mut self, policy: &MergePolicy, step: Step) -> Result<(), RootError> {
+    /// Carries out a step that was planned by a root. If the root has changed since, or if an input
+    /// cannot be read, the next step is planned anew.
+    async fn step(
+        &mut self,
+        policy: &MergePolicy,
+        view: &RootView,
+        step: Step,
+    ) -> Result<Next, RootError> {
+        let building = step.building();
+        let error = match self.carry_out(policy, &view.root, step).await {
+            Ok(()) if self.has_left(building) => return Ok(Next::NoRoom),
+            Ok(()) => return Ok(Next::GoOn),
+            Err(error) => error,
+        };
+        // What was to be merged has changed: the newer root says what is next.
+        let is_changed = matches!(error, RootError::Refused(Refusal::ListsChanged));
+        if is_changed || error.wants_newer_root() || input_of(&error).is_some() {
+            let now = self.handle.refresh().await?;
+            if now.root.mark() != view.root.mark() {
+                return Ok(Next::GoOn);
+            }
+        }
+        self.damages += 1;
+        match input_of(&error) {
+            Some(key) if self.damages <= DAMAGES_MAX => {
+                self.do_without(&view.root, key, &error).await?;
+                Ok(Next::GoOn)
+            }
+            _ => Err(error),
+        }
+    }
+
+    async fn carry_out(
+        &mut self,
+        policy: &MergePolicy,
+        root: &Root,
+        step: Step,
+    ) -> Result<(), RootError> {
         match step {
             Step::Begin(building, covers) => {
                 if building.from.is_empty() {
                     // Read before the root names the group: what cannot be read is in none.
-                    let root = &self.handle.current().root;
                     let objects = root.index.iter().filter(|index| {
                         let name = IndexName(index.name);
                         covers.contains(&name)
@@ -160,7 +196,7 @@ impl Merger<'_> {
                 self.begin(IndexChange::default(), building, covers).await
             }
             Step::Join(objects) => self.join(policy, objects).await,
-            Step::Write(group, slice) => self.write(&group, slice).await,
+            Step::Write(group, slice) => self.write(root, &group, slice).await,
         }
     }
 
@@ -173,17 +209,21 @@ impl Merger<'_> {
 
     /// Lets the next steps do without an input that cannot be read. A group that has it leaves the root,
     /// and so does the group that is built of that one, or of the index object.
-    async fn do_without(&mut self, key: &str, error: &RootError) -> Result<(), RootError> {
+    async fn do_without(
+        &mut self,
+        root: &Root,
+        key: &str,
+        error: &RootError,
+    ) -> Result<(), RootError> {
         tracing::warn!(%error, "an index is merged anew");
         let name = PackName::from_key(key).ok().map(|(_, name)| name);
-        let view = self.handle.current();
         self.unreadable.extend(name);
         let needs = |group: &&RunGroup| {
             let is_run = group.runs.iter().any(|run| Some(run.name) == name);
             let is_list = group.dropped.is_some_and(|list| Some(list.name) == name);
             is_run || is_list || !group.is_complete()
         };
-        let groups = view.root.run_groups().iter().filter(needs);
+        let groups = root.run_groups().iter().filter(needs);
         let groups: Vec<u64> = groups.map(|group| group.begun).collect();
         if groups.is_empty() {
             return Ok(());
@@ -237,16 +277,17 @@ impl Merger<'_> {
         Ok(())
     }
 
-    /// Writes the run of a slice, and names it.
-    async fn write(&mut self, group: &RunGroup, slice: Slice) -> Result<(), RootError> {
-        // A root that names the group: what is forgotten after it enters the group's dropped list.
-        let view = self.handle.current();
-        let stands = |other: &&RunGroup| other.begun == group.begun && !other.is_complete();
-        let group = view.root.building_group().filter(stands);
-        let group = group.ok_or(Refusal::ListsChanged)?;
+    /// Writes the run of a slice, and names it. The root names the group: what is forgotten after it
+    /// enters the group's dropped list.
+    async fn write(
+        &mut self,
+        root: &Root,
+        group: &RunGroup,
+        slice: Slice,
+    ) -> Result<(), RootError> {
         let from = group.building.iter().flat_map(|building| &building.from);
         let from: HashSet<u64> = from.copied().collect();
-        let sources = view.root.complete_groups();
+        let sources = root.complete_groups();
         let sources: Vec<&RunGroup> = sources
             .filter(|group| from.contains(&group.begun))
             .collect();
@@ -263,7 +304,7 @@ impl Merger<'_> {
         }
         let ingest = self.ingest;
         let packs = match sources.is_empty() {
-            true => self.read_packs(view.root.covered_by(group)).await?,
+            true => self.read_packs(root.covered_by(group)).await?,
             false => &[],
         };
         let plan = RunPlan {

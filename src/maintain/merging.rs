@@ -24,6 +24,7 @@ use bkfs_chunker::verify::{PackContents, Verifier};
 use crate::repository::Repository;
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, Transition};
+use crate::root::heartbeat::Base;
 use crate::root::lists::Lists;
 use crate::root::refusal::Refusal;
 use crate::root::run_group::{Building, IndexName, RunGroup, Slice};
@@ -84,6 +85,7 @@ pub async fn merge_runs(
         verifier,
         ingest: &ingest,
         session: session.id(),
+        base: session.heartbeat().base(),
         packs: None,
         unreadable: HashSet::new(),
         damages: 0,
@@ -103,6 +105,9 @@ struct Merger<'a> {
     verifier: &'a Verifier,
     ingest: &'a Ingest,
     session: SessionId,
+    /// The base of the session. It is raised with each step, so that the session holds no deletion
+    /// back for longer than that.
+    base: Base,
     /// The packs of the index objects that a group is made of, and which these are.
     packs: Option<(Vec<IndexRef>, Vec<PackContents>)>,
     /// Index objects that could not be read.
@@ -135,6 +140,8 @@ impl Merger<'_> {
             if !goes_on(&self.merged) {
                 return Ok(());
             }
+            // No reference is kept from one step to the next: the root names what was merged.
+            self.base.raise(view.root.epoch);
             match self.step(policy, &view, step).await? {
                 Next::GoOn => {}
                 Next::NoRoom => {

@@ -14,8 +14,8 @@
 
 use std::collections::HashSet;
 
-use async_trait::async_trait;
 use bkfs_chunker::catalog::{IndexRef, OpenedRun, RunRef};
+use bkfs_chunker::crypto::Class;
 use bkfs_chunker::error::ContentError;
 use bkfs_chunker::ingest::{Ingest, RunPlan};
 use bkfs_chunker::pack::PackName;
@@ -23,7 +23,7 @@ use bkfs_chunker::verify::{PackContents, Verifier};
 
 use crate::repository::Repository;
 use crate::root::error::RootError;
-use crate::root::handle::{RootHandle, Transition};
+use crate::root::handle::RootHandle;
 use crate::root::heartbeat::Base;
 use crate::root::lists::Lists;
 use crate::root::refusal::Refusal;
@@ -33,13 +33,32 @@ use crate::root::state::{Root, SessionId};
 use crate::root::transition::IndexChange;
 use crate::root::view::RootView;
 
+mod changes;
 mod policy;
+mod seen;
 
+use changes::{AddRun, BeginGroup, DropGroups};
 pub use policy::MergePolicy;
 use policy::Step;
+use seen::SeenGroups;
 
 /// How often a merge goes on after an input that cannot be read.
 const DAMAGES_MAX: u32 = 8;
+
+/// How many steps in a row may come to nothing, because the root changes faster than they end.
+const FRUITLESS_MAX: u32 = 32;
+
+/// Why a merge has ended before all was merged.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Stop {
+    /// It has done as much as it may.
+    Bound,
+    /// Groups of runs have left the root, and no other group answers for what they covered. What is
+    /// merged further may be lost in the same way.
+    GroupsGone,
+    /// The root has no room for a further group.
+    NoRoom,
+}
 
 /// What a merge has done.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -50,17 +69,24 @@ pub struct Merged {
     pub records: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Why it ended before all was merged. `None` if nothing is left to merge.
+    pub stop: Option<Stop>,
 }
 
 /// Merges until nothing is left to merge, or `goes_on` is false of what was done, in a session of its
 /// own. It is asked before each step. Does nothing, and makes no request, if the newest known root
 /// needs no merge.
 ///
+/// It ends also if a group leaves the root that stood there at the begin or was made since, unless
+/// that group was merged into another one. A program that does not know groups drops all of them with
+/// each commit, and would make each step begin anew.
+///
 /// Cancel safety: dropped, it leaves a group that is being built, which the next merge goes on with,
 /// and maybe its session in the root.
 ///
 /// # Errors
 /// - Those of [`OpenSession::open`] and of [`RootHandle::update`].
+/// - [`RootError::Contended`] if the root changes faster than steps end.
 /// - [`RootError::Content`] or [`RootError::Store`] if an index object or a run cannot be read or
 ///   written.
 pub async fn merge_runs(
@@ -72,7 +98,7 @@ pub async fn merge_runs(
 ) -> Result<Merged, RootError> {
     let handle = &repository.handle;
     let is_due = policy.is_due(&handle.current().root);
-    if !is_due || !goes_on(&Merged::default()) {
+    if !is_due {
         return Ok(Merged::default());
     }
     let environment = &repository.environment;
@@ -87,16 +113,21 @@ pub async fn merge_runs(
         session: session.id(),
         base: session.heartbeat().base(),
         packs: None,
+        seen: SeenGroups::default(),
         unreadable: HashSet::new(),
         damages: 0,
         merged: Merged::default(),
     };
     let done = merger.work(policy, goes_on).await;
-    let merged = merger.merged;
+    let stop = *done.as_ref().unwrap_or(&None);
+    let merged = Merged {
+        stop,
+        ..merger.merged
+    };
     if let Err(left) = session.end().await {
         tracing::warn!(error = %left, "the session of the merge stays in the root");
     }
-    done.map(|()| merged)
+    done.map(|_| merged)
 }
 
 struct Merger<'a> {
@@ -110,6 +141,8 @@ struct Merger<'a> {
     base: Base,
     /// The packs of the index objects that a group is made of, and which these are.
     packs: Option<(Vec<IndexRef>, Vec<PackContents>)>,
+    /// The groups of the newest root that this merge has seen or made.
+    seen: SeenGroups,
     /// Index objects that could not be read.
     unreadable: HashSet<PackName>,
     /// How many inputs could not be read.
@@ -117,39 +150,48 @@ struct Merger<'a> {
     merged: Merged,
 }
 
-/// What follows a step.
-enum Next {
-    /// The next step.
-    GoOn,
+/// What a step came to.
+enum Outcome {
+    /// It was made.
+    Made,
+    /// What it was planned by has changed.
+    Fruitless,
     /// The root has no room for the group that is being built.
     NoRoom,
 }
 
 impl Merger<'_> {
+    /// Returns why it ended before all was merged.
     async fn work(
         &mut self,
         policy: &MergePolicy,
         goes_on: &(dyn Fn(&Merged) -> bool + Sync),
-    ) -> Result<(), RootError> {
-        loop {
+    ) -> Result<Option<Stop>, RootError> {
+        let mut fruitless = 0;
+        while fruitless <= FRUITLESS_MAX {
             // The one root that this step is planned by, works by and is judged by.
             let view = self.handle.current();
+            self.seen.note(view.root.run_groups());
+            if self.seen.is_any_lost() {
+                return Ok(Some(Stop::GroupsGone));
+            }
             let Some(step) = policy.next(&view.root, &self.unreadable) else {
-                return Ok(());
+                return Ok(None);
             };
             if !goes_on(&self.merged) {
-                return Ok(());
+                return Ok(Some(Stop::Bound));
             }
             // No reference is kept from one step to the next: the root names what was merged.
             self.base.raise(view.root.epoch);
-            match self.step(policy, &view, step).await? {
-                Next::GoOn => {}
-                Next::NoRoom => {
-                    tracing::warn!("the root has no room for a group of runs");
-                    return Ok(());
-                }
-            }
+            fruitless = match self.step(policy, &view, step).await? {
+                Outcome::Made => 0,
+                Outcome::Fruitless => fruitless + 1,
+                Outcome::NoRoom => return Ok(Some(Stop::NoRoom)),
+            };
         }
+        Err(RootError::Contended {
+            attempts: FRUITLESS_MAX,
+        })
     }
 
     /// Carries out a step that was planned by a root. If the root has changed since, or if an input
@@ -159,37 +201,38 @@ impl Merger<'_> {
         policy: &MergePolicy,
         view: &RootView,
         step: Step,
-    ) -> Result<Next, RootError> {
-        let building = step.building();
+    ) -> Result<Outcome, RootError> {
         let error = match self.carry_out(policy, &view.root, step).await {
-            Ok(()) if self.has_left(building) => return Ok(Next::NoRoom),
-            Ok(()) => return Ok(Next::GoOn),
+            Ok(true) => return Ok(Outcome::Made),
+            Ok(false) => return Ok(Outcome::NoRoom),
             Err(error) => error,
         };
-        // What was to be merged has changed: the newer root says what is next.
+        let input = input_of(&error).map(str::to_owned);
+        // What was to be merged may have changed: the newer root says what is next.
         let is_changed = matches!(error, RootError::Refused(Refusal::ListsChanged));
-        if is_changed || error.wants_newer_root() || input_of(&error).is_some() {
-            let now = self.handle.refresh().await?;
-            if now.root.mark() != view.root.mark() {
-                return Ok(Next::GoOn);
+        let now = match is_changed || error.wants_newer_root() || input.is_some() {
+            true => self.handle.refresh().await?,
+            false => return Err(error),
+        };
+        let is_named = |key: &String| names_object(&now.root, key);
+        match input.filter(is_named) {
+            Some(key) if self.damages < DAMAGES_MAX => {
+                self.damages += 1;
+                self.do_without(&now.root, &key, &error).await?;
+                Ok(Outcome::Made)
             }
-        }
-        self.damages += 1;
-        match input_of(&error) {
-            Some(key) if self.damages <= DAMAGES_MAX => {
-                self.do_without(&view.root, key, &error).await?;
-                Ok(Next::GoOn)
-            }
+            None if now.root.mark() != view.root.mark() => Ok(Outcome::Fruitless),
             _ => Err(error),
         }
     }
 
+    /// Returns false if the root has no room for the group that is being built.
     async fn carry_out(
         &mut self,
         policy: &MergePolicy,
         root: &Root,
         step: Step,
-    ) -> Result<(), RootError> {
+    ) -> Result<bool, RootError> {
         match step {
             Step::Begin(building, covers) => {
                 if building.from.is_empty() {
@@ -205,13 +248,6 @@ impl Merger<'_> {
             Step::Join(objects) => self.join(policy, objects).await,
             Step::Write(group, slice) => self.write(root, &group, slice).await,
         }
-    }
-
-    /// Returns true if this group has left the root: a root without room takes it out first.
-    fn has_left(&self, building: Option<u64>) -> bool {
-        let view = self.handle.current();
-        let mut groups = view.root.run_groups().iter();
-        building.is_some_and(|begun| groups.all(|group| group.begun != begun))
     }
 
     /// Lets the next steps do without an input that cannot be read. A group that has it leaves the root,
@@ -239,31 +275,39 @@ impl Merger<'_> {
             session: self.session,
             groups,
         };
-        self.handle.update(&mut change).await.map(|_| ())
+        let made = self.handle.update(&mut change).await?.output;
+        self.seen.forget(&change.groups);
+        self.seen.note(&made.all);
+        Ok(())
     }
 
+    /// Returns false if the root has no room for the group.
     async fn begin(
-        &self,
+        &mut self,
         index: IndexChange,
         building: Building,
         covers: Vec<IndexName>,
-    ) -> Result<(), RootError> {
+    ) -> Result<bool, RootError> {
         let mut change = BeginGroup {
             session: self.session,
             index,
             building,
             covers,
+            other: None,
         };
-        self.handle.update(&mut change).await.map(|_| ())
+        let made = self.handle.update(&mut change).await?.output;
+        let made = change.other.unwrap_or(made);
+        self.seen.note(&made.all);
+        Ok(made.have_room)
     }
 
     /// Writes index objects into few, and begins a group of these in the replacement that names
-    /// them.
+    /// them. Returns false if the root has no room for the group.
     async fn join(
         &mut self,
         policy: &MergePolicy,
         objects: Vec<IndexRef>,
-    ) -> Result<(), RootError> {
+    ) -> Result<bool, RootError> {
         let ingest = self.ingest;
         let added = ingest
             .put_index(self.read_packs(objects.clone()).await?)
@@ -278,20 +322,20 @@ impl Merger<'_> {
             absorbed: objects,
             added: added.clone(),
         };
-        self.begin(index, building, covers).await?;
+        let is_begun = self.begin(index, building, covers).await?;
         // They list the same packs.
         self.packs = known.map(|(_, packs)| (added, packs));
-        Ok(())
+        Ok(is_begun)
     }
 
     /// Writes the run of a slice, and names it. The root names the group: what is forgotten after it
-    /// enters the group's dropped list.
+    /// enters the group's dropped list. Returns false if the root has no room for the group.
     async fn write(
         &mut self,
         root: &Root,
         group: &RunGroup,
         slice: Slice,
-    ) -> Result<(), RootError> {
+    ) -> Result<bool, RootError> {
         let from = group.building.iter().flat_map(|building| &building.from);
         let from: HashSet<u64> = from.copied().collect();
         let sources = root.complete_groups();
@@ -327,11 +371,12 @@ impl Merger<'_> {
             begun: group.begun,
             run,
         };
-        self.handle.update(&mut change).await?;
+        let made = self.handle.update(&mut change).await?.output;
+        self.seen.note(&made.all);
         self.merged.runs += 1;
         self.merged.records += run.records;
         self.merged.bytes += run.bytes;
-        Ok(())
+        Ok(made.have_room)
     }
 
     /// Returns the packs of index objects, each once. Reads the index objects unless their packs
@@ -358,6 +403,21 @@ fn meets(run: &RunRef, slice: &Slice) -> bool {
         && *slice.prefixes.start() <= run.last
 }
 
+/// Returns true if the root names the index object, run or list of this key.
+fn names_object(root: &Root, key: &str) -> bool {
+    let Ok((class, name)) = PackName::from_key(key) else {
+        return false;
+    };
+    match class {
+        Class::Index => root.index.iter().any(|index| index.name == name),
+        Class::Run => root.run_names().any(|run| run == name),
+        _ => {
+            let mut groups = root.run_groups().iter();
+            groups.any(|group| group.dropped.is_some_and(|list| list.name == name))
+        }
+    }
+}
+
 /// Returns the key of the object that cannot be read, if the error says that of one.
 fn input_of(error: &RootError) -> Option<&str> {
     match error {
@@ -370,87 +430,6 @@ fn input_of(error: &RootError) -> Option<&str> {
         RootError::Store(error) => error.is_not_found().then(|| error.key()),
         RootError::Damaged { key, .. } | RootError::Unopenable { key, .. } => Some(key),
         _ => None,
-    }
-}
-
-/// Takes groups out of the root.
-struct DropGroups {
-    session: SessionId,
-    groups: Vec<u64>,
-}
-
-#[async_trait]
-impl Transition for DropGroups {
-    type Output = ();
-
-    fn session(&self) -> Option<SessionId> {
-        Some(self.session)
-    }
-
-    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-        for begun in &self.groups {
-            next.drop_group(*begun);
-        }
-        Ok(())
-    }
-
-    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
-        let mut groups = root.run_groups().iter();
-        Ok(!groups.any(|group| self.groups.contains(&group.begun)))
-    }
-}
-
-/// Begins a group, maybe of index objects that it puts in the place of others.
-struct BeginGroup {
-    session: SessionId,
-    index: IndexChange,
-    building: Building,
-    covers: Vec<IndexName>,
-}
-
-#[async_trait]
-impl Transition for BeginGroup {
-    type Output = ();
-
-    fn session(&self) -> Option<SessionId> {
-        Some(self.session)
-    }
-
-    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-        next.change_index(&self.index)?;
-        Ok(next.begin_group(self.building.clone(), self.covers.clone())?)
-    }
-
-    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
-        // Another merge may have begun the same: it does not matter which.
-        let is_it = |group: &RunGroup| {
-            group.covers == self.covers && group.building.as_ref() == Some(&self.building)
-        };
-        Ok(root.building_group().is_some_and(is_it))
-    }
-}
-
-/// Names a run, which is in the bucket.
-struct AddRun {
-    session: SessionId,
-    begun: u64,
-    run: RunRef,
-}
-
-#[async_trait]
-impl Transition for AddRun {
-    type Output = ();
-
-    fn session(&self) -> Option<SessionId> {
-        Some(self.session)
-    }
-
-    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-        Ok(next.add_run(self.begun, self.run)?)
-    }
-
-    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
-        Ok(root.run_names().any(|name| name == self.run.name))
     }
 }
 

@@ -76,16 +76,6 @@ pub(super) enum Step {
     Write(Box<RunGroup>, Slice),
 }
 
-impl Step {
-    /// Returns the group that the step goes on with.
-    pub(super) fn building(&self) -> Option<u64> {
-        match self {
-            Self::Write(group, _) => Some(group.begun),
-            Self::Begin(..) | Self::Join(_) => None,
-        }
-    }
-}
-
 impl MergePolicy {
     /// Returns true if there is something to merge in a root.
     pub fn is_due(&self, root: &Root) -> bool {

@@ -379,6 +379,17 @@ impl Merger<'_> {
         Ok(made.have_room)
     }
 
+    /// Returns the packs of an index object. What is damaged is read once more, since an answer may be
+    /// damaged on its way.
+    async fn packs_of(&self, index: IndexRef) -> Result<Vec<PackContents>, ContentError> {
+        match self.verifier.index(index).await {
+            Err(ContentError::Damaged { .. } | ContentError::Unreadable { .. }) => {
+                self.verifier.index(index).await
+            }
+            listed => listed,
+        }
+    }
+
     /// Returns the packs of index objects, each once. Reads the index objects unless their packs
     /// are in memory.
     async fn read_packs(&mut self, objects: Vec<IndexRef>) -> Result<&[PackContents], RootError> {
@@ -387,7 +398,7 @@ impl Merger<'_> {
             self.packs = None;
             let (mut packs, mut known) = (Vec::new(), HashSet::new());
             for index in &objects {
-                let listed = self.verifier.index(*index).await?;
+                let listed = self.packs_of(*index).await?;
                 packs.extend(listed.into_iter().filter(|pack| known.insert(pack.name())));
             }
             self.packs = Some((objects, packs));

@@ -291,7 +291,8 @@ impl Lists {
         })
     }
 
-    /// Returns the packs in a list of dropped packs.
+    /// Returns the packs in a list of dropped packs. A list that does not open or decode is read once
+    /// more, since an answer may be damaged on its way.
     ///
     /// # Errors
     /// Those of [`Lists::snapshots`].
@@ -305,7 +306,12 @@ impl Lists {
         if let Some(known) = self.0.dropped.lock().get(&list.name) {
             return Ok(known.clone());
         }
-        let shards = self.pack_shards(&[list]).await?;
+        let shards = match self.pack_shards(&[list]).await {
+            Err(RootError::Damaged { .. } | RootError::Unopenable { .. }) => {
+                self.pack_shards(&[list]).await?
+            }
+            read => read?,
+        };
         let dropped: Arc<HashSet<PackName>> = Arc::new(names(&shards).collect());
         self.0.dropped.lock().put(list.name, dropped.clone());
         Ok(dropped)

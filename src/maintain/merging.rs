@@ -6,8 +6,9 @@
 //! goes on where it stood, in whatever session. Nothing but speed depends on a merge: if it fails, the
 //! index objects answer as before. Does not own which group is made next ([`policy`]).
 //!
-//! **Damage**: a group that cannot be read leaves the root, and its index objects are merged anew. An
-//! index object that cannot be read is left out of new groups.
+//! **Damage**: a group that is damaged leaves the root, and its index objects are merged anew. An
+//! index object that cannot be read is left out of new groups. What is damaged is read twice before
+//! that. A group with a run of a newer form stays as it is, and is merged into no other one.
 //!
 //! **Memory**: the packs of at most [`MergePolicy::most_blobs`] blobs, one run, and a few requests
 //! to each run that is merged.
@@ -20,6 +21,7 @@ use bkfs_chunker::error::ContentError;
 use bkfs_chunker::ingest::{Ingest, RunPlan};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::verify::{PackContents, Verifier};
+use futures::{StreamExt, TryStreamExt};
 
 use crate::repository::Repository;
 use crate::root::error::RootError;
@@ -39,11 +41,14 @@ mod seen;
 
 use changes::{AddRun, BeginGroup, DropGroups};
 pub use policy::MergePolicy;
-use policy::Step;
+use policy::{Avoided, Step};
 use seen::SeenGroups;
 
 /// How often a merge goes on after an input that cannot be read.
 const DAMAGES_MAX: u32 = 8;
+
+/// How many runs are opened concurrently before a group is begun.
+const OPENED_AT_ONCE: usize = 8;
 
 /// How many steps in a row may come to nothing, because the root changes faster than they end.
 const FRUITLESS_MAX: u32 = 32;
@@ -114,7 +119,7 @@ pub async fn merge_runs(
         base: session.heartbeat().base(),
         packs: None,
         seen: SeenGroups::default(),
-        unreadable: HashSet::new(),
+        avoided: Avoided::default(),
         damages: 0,
         merged: Merged::default(),
     };
@@ -143,8 +148,8 @@ struct Merger<'a> {
     packs: Option<(Vec<IndexRef>, Vec<PackContents>)>,
     /// The groups of the newest root that this merge has seen or made.
     seen: SeenGroups,
-    /// Index objects that could not be read.
-    unreadable: HashSet<PackName>,
+    /// What could not be read.
+    avoided: Avoided,
     /// How many inputs could not be read.
     damages: u32,
     merged: Merged,
@@ -175,7 +180,7 @@ impl Merger<'_> {
             if self.seen.is_any_lost() {
                 return Ok(Some(Stop::GroupsGone));
             }
-            let Some(step) = policy.next(&view.root, &self.unreadable) else {
+            let Some(step) = policy.next(&view.root, &self.avoided) else {
                 return Ok(None);
             };
             if !goes_on(&self.merged) {
@@ -234,14 +239,16 @@ impl Merger<'_> {
         step: Step,
     ) -> Result<bool, RootError> {
         match step {
+            // The sources are read before the root names the group: what cannot be read is in none.
             Step::Begin(building, covers) => {
                 if building.from.is_empty() {
-                    // Read before the root names the group: what cannot be read is in none.
                     let objects = root.index.iter().filter(|index| {
                         let name = IndexName(index.name);
                         covers.contains(&name)
                     });
                     self.read_packs(objects.copied().collect()).await?;
+                } else {
+                    self.open_sources(root, &building).await?;
                 }
                 self.begin(IndexChange::default(), building, covers).await
             }
@@ -250,30 +257,40 @@ impl Merger<'_> {
         }
     }
 
-    /// Lets the next steps do without an input that cannot be read. A group that has it leaves the root,
-    /// and so does the group that is built of that one, or of the index object.
+    /// Lets the next steps do without an input that cannot be read. A damaged group that has it leaves
+    /// the root, and so does the group that is being built of it, or of the index object.
     async fn do_without(
         &mut self,
         root: &Root,
         key: &str,
         error: &RootError,
     ) -> Result<(), RootError> {
-        tracing::warn!(%error, "an index is merged anew");
         let name = PackName::from_key(key).ok().map(|(_, name)| name);
-        self.unreadable.extend(name);
-        let needs = |group: &&RunGroup| {
+        self.avoided.index.extend(name);
+        let has_it = |group: &&RunGroup| {
             let is_run = group.runs.iter().any(|run| Some(run.name) == name);
-            let is_list = group.dropped.is_some_and(|list| Some(list.name) == name);
-            is_run || is_list || !group.is_complete()
+            is_run || group.dropped.is_some_and(|list| Some(list.name) == name)
         };
-        let groups = root.run_groups().iter().filter(needs);
-        let groups: Vec<u64> = groups.map(|group| group.begun).collect();
-        if groups.is_empty() {
+        let (building, complete): (Vec<&RunGroup>, Vec<&RunGroup>) =
+            root.run_groups().iter().partition(|group| !group.is_complete());
+        let having = complete.into_iter().filter(has_it).map(|group| group.begun);
+        let mut leaving: Vec<u64> = building.iter().map(|group| group.begun).collect();
+        match is_of_another_form(error) {
+            true => {
+                tracing::warn!(%error, "what this program cannot read is not merged");
+                self.avoided.groups.extend(having);
+            }
+            false => {
+                tracing::warn!(%error, "an index is merged anew");
+                leaving.extend(having);
+            }
+        }
+        if leaving.is_empty() {
             return Ok(());
         }
         let mut change = DropGroups {
             session: self.session,
-            groups,
+            groups: leaving,
         };
         let made = self.handle.update(&mut change).await?.output;
         self.seen.forget(&change.groups);
@@ -336,12 +353,10 @@ impl Merger<'_> {
         group: &RunGroup,
         slice: Slice,
     ) -> Result<bool, RootError> {
-        let from = group.building.iter().flat_map(|building| &building.from);
-        let from: HashSet<u64> = from.copied().collect();
-        let sources = root.complete_groups();
-        let sources: Vec<&RunGroup> = sources
-            .filter(|group| from.contains(&group.begun))
-            .collect();
+        let sources = match &group.building {
+            Some(building) => sources_of(root, building),
+            None => Vec::new(),
+        };
         let mut gone: HashSet<PackName> = HashSet::new();
         for source in sources.iter().copied().chain([group]) {
             gone.extend(self.lists.dropped(source.dropped).await?.iter());
@@ -379,6 +394,23 @@ impl Merger<'_> {
         Ok(made.have_room)
     }
 
+    /// Opens the runs of all sources once.
+    async fn open_sources(&self, root: &Root, building: &Building) -> Result<(), RootError> {
+        let content_store = self.ingest.content_store();
+        for source in sources_of(root, building) {
+            self.lists.dropped(source.dropped).await?;
+            let opened = source.runs.iter().map(|run| async move {
+                let opened = content_store.open_run(*run).await;
+                opened.map(drop)
+            });
+            futures::stream::iter(opened.collect::<Vec<_>>())
+                .buffer_unordered(OPENED_AT_ONCE)
+                .try_collect::<()>()
+                .await?;
+        }
+        Ok(())
+    }
+
     /// Returns the packs of an index object. What is damaged is read once more, since an answer may be
     /// damaged on its way.
     async fn packs_of(&self, index: IndexRef) -> Result<Vec<PackContents>, ContentError> {
@@ -407,6 +439,13 @@ impl Merger<'_> {
     }
 }
 
+/// Returns the groups that a group is merged from.
+fn sources_of<'a>(root: &'a Root, building: &Building) -> Vec<&'a RunGroup> {
+    let groups = root.complete_groups();
+    let sources = groups.filter(|group| building.from.contains(&group.begun));
+    sources.collect()
+}
+
 /// Returns true if the run may have records of the slice.
 fn meets(run: &RunRef, slice: &Slice) -> bool {
     run.class == slice.class
@@ -426,6 +465,18 @@ fn names_object(root: &Root, key: &str) -> bool {
             let mut groups = root.run_groups().iter();
             groups.any(|group| group.dropped.is_some_and(|list| list.name == name))
         }
+    }
+}
+
+/// Returns true if the error says that the object is whole, and that another program reads it.
+fn is_of_another_form(error: &RootError) -> bool {
+    match error {
+        RootError::Content(error) => match error.cause() {
+            ContentError::Unreadable { source, .. } => source.is_of_another_form(),
+            _ => false,
+        },
+        RootError::Unopenable { source, .. } => source.is_of_another_form(),
+        _ => false,
     }
 }
 

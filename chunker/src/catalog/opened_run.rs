@@ -136,6 +136,12 @@ impl OpenedRun {
             store.link.get_range(&key, 0..HEADER_LEN as u64),
             store.link.get_range(&key, total - end_bytes..total)
         )?;
+        // First: another form of run may end otherwise.
+        let header = header.first_chunk::<HEADER_LEN>();
+        let header = header.ok_or_else(|| ContentError::damaged(&key, "truncated"))?;
+        let identity = *blake3::hash(header).as_bytes();
+        let opener = store.keyring.object_opener(Class::Run, &key, header);
+        let opener = opener.map_err(|error| ContentError::unopened(&key, error))?;
         let trailer = end.last_chunk::<TRAILER_LEN>().map(Trailer::decode);
         let trailer = trailer
             .ok_or(RunDamage::Inconsistent("truncated"))
@@ -152,11 +158,6 @@ impl OpenedRun {
             end = store.link.get_range(&key, directory_start..total).await?;
             start = directory_start;
         }
-        let header = header.first_chunk::<HEADER_LEN>();
-        let header = header.ok_or_else(|| ContentError::damaged(&key, "truncated"))?;
-        let identity = *blake3::hash(header).as_bytes();
-        let opener = store.keyring.object_opener(Class::Run, &key, header);
-        let opener = opener.map_err(|error| ContentError::unopened(&key, error))?;
         let sealed = part(&end, start, directory_start..directory_end);
         let mut decoder = Decoder::new();
         let directory = Directory::open(opener, &trailer, &sealed, total, &mut decoder);

@@ -83,3 +83,14 @@ pub enum OpenError {
         what: &'static str,
     },
 }
+
+impl OpenError {
+    /// Returns whether the object is whole and of a form that another program reads. The tag of its
+    /// header was checked before.
+    pub fn is_of_another_form(&self) -> bool {
+        matches!(
+            self,
+            Self::OtherFormat { .. } | Self::UnknownFeatures { .. }
+        )
+    }
+}

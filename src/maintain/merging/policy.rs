@@ -65,6 +65,15 @@ impl Default for MergePolicy {
     }
 }
 
+/// What no new group is made of.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Avoided {
+    /// Index objects that cannot be read.
+    pub(super) index: HashSet<PackName>,
+    /// Groups that this program cannot read, and a newer one can: by name.
+    pub(super) groups: HashSet<u64>,
+}
+
 /// A step of a merge.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Step {
@@ -79,19 +88,18 @@ pub(super) enum Step {
 impl MergePolicy {
     /// Returns true if there is something to merge in a root.
     pub fn is_due(&self, root: &Root) -> bool {
-        self.next(root, &HashSet::new()).is_some()
+        self.next(root, &Avoided::default()).is_some()
     }
 
-    /// Returns the next step in a root, if there is one. Index objects in `unreadable` are in no new
-    /// group.
-    pub(super) fn next(&self, root: &Root, unreadable: &HashSet<PackName>) -> Option<Step> {
+    /// Returns the next step in a root, if there is one.
+    pub(super) fn next(&self, root: &Root, avoided: &Avoided) -> Option<Step> {
         if let Some(group) = root.building_group() {
             let slice = group.missing().into_iter().next()?;
             return Some(Step::Write(Box::new(group.clone()), slice));
         }
-        match self.of_groups(root) {
+        match self.of_groups(root, avoided) {
             Some((building, covers)) => Some(Step::Begin(building, covers)),
-            None => self.of_objects(root, unreadable),
+            None => self.of_objects(root, avoided),
         }
     }
 
@@ -105,8 +113,10 @@ impl MergePolicy {
     }
 
     /// Returns a group that is made of groups of one size.
-    fn of_groups(&self, root: &Root) -> Option<(Building, Vec<IndexName>)> {
-        let mut groups: Vec<&RunGroup> = root.complete_groups().collect();
+    fn of_groups(&self, root: &Root, avoided: &Avoided) -> Option<(Building, Vec<IndexName>)> {
+        let groups = root.complete_groups();
+        let groups = groups.filter(|group| !avoided.groups.contains(&group.begun));
+        let mut groups: Vec<&RunGroup> = groups.collect();
         groups.sort_by_key(|group| (group.records(), group.begun));
         let size = |group: &RunGroup| {
             let times = group.records() / self.small_records.max(1);
@@ -128,10 +138,10 @@ impl MergePolicy {
 
     /// Returns the step to a group that is made of index objects. The smallest ones are left to
     /// commits, which absorb them.
-    fn of_objects(&self, root: &Root, unreadable: &HashSet<PackName>) -> Option<Step> {
+    fn of_objects(&self, root: &Root, avoided: &Avoided) -> Option<Step> {
         let mut left = root.uncovered_index();
         left.retain(|index| index.blobs >= self.least_blobs / ABSORBED_SHARE);
-        left.retain(|index| !unreadable.contains(&index.name));
+        left.retain(|index| !avoided.index.contains(&index.name));
         if left.iter().map(|index| index.blobs).sum::<u64>() < self.least_blobs {
             return None;
         }

@@ -2,7 +2,7 @@
 
 use bkfs_chunker::crypto::RepositoryId;
 
-use super::policy::Step;
+use super::policy::{Avoided, Step};
 use super::*;
 use crate::root::state::ROOT_BYTES_MAX;
 
@@ -42,7 +42,7 @@ fn work(root: &mut Root) -> usize {
 
 fn work_by(policy: &MergePolicy, root: &mut Root) -> usize {
     let mut begun = 0;
-    while let Some(step) = policy.next(root, &HashSet::new()) {
+    while let Some(step) = policy.next(root, &Avoided::default()) {
         let before = root.run_groups().len();
         root.leave_room();
         assert_eq!(
@@ -98,9 +98,9 @@ fn work_by(policy: &MergePolicy, root: &mut Root) -> usize {
 
 #[test]
 fn little_is_not_merged() {
-    assert_eq!(POLICY.next(&root(&[]), &HashSet::new()), None);
-    assert_eq!(POLICY.next(&root(&[40, 59]), &HashSet::new()), None);
-    let Some(Step::Begin(building, covers)) = POLICY.next(&root(&[40, 60]), &HashSet::new()) else {
+    assert_eq!(POLICY.next(&root(&[]), &Avoided::default()), None);
+    assert_eq!(POLICY.next(&root(&[40, 59]), &Avoided::default()), None);
+    let Some(Step::Begin(building, covers)) = POLICY.next(&root(&[40, 60]), &Avoided::default()) else {
         panic!("it is enough");
     };
     assert_eq!(covers, [IndexName(name(1)), IndexName(name(0))]);
@@ -116,7 +116,7 @@ fn little_is_not_merged() {
 #[test]
 fn a_group_takes_as_much_as_memory_holds() {
     let mut one = root(&[1_000, 300, 200, 50]);
-    let Some(Step::Begin(_, covers)) = POLICY.next(&one, &HashSet::new()) else {
+    let Some(Step::Begin(_, covers)) = POLICY.next(&one, &Avoided::default()) else {
         panic!("it is enough");
     };
     assert_eq!(covers, [IndexName(name(0))], "one may be larger");
@@ -126,7 +126,7 @@ fn a_group_takes_as_much_as_memory_holds() {
 
 #[test]
 fn small_index_objects_are_joined_or_left() {
-    let Some(Step::Join(objects)) = POLICY.next(&root(&[60, 30, 20, 5, 5]), &HashSet::new()) else {
+    let Some(Step::Join(objects)) = POLICY.next(&root(&[60, 30, 20, 5, 5]), &Avoided::default()) else {
         panic!("there are many of them");
     };
     assert_eq!(objects.len(), 3, "commits absorb the smallest");
@@ -198,9 +198,40 @@ fn a_root_has_room_for_what_is_merged_and_a_merge_ends() {
 #[test]
 fn an_index_object_that_cannot_be_read_is_left_out() {
     let root = root(&[60, 70, 80]);
-    let unreadable = HashSet::from([name(2)]);
-    let Some(Step::Begin(_, covers)) = POLICY.next(&root, &unreadable) else {
+    let avoided = Avoided {
+        index: HashSet::from([name(2)]),
+        ..Avoided::default()
+    };
+    let Some(Step::Begin(_, covers)) = POLICY.next(&root, &avoided) else {
         panic!("there are two others");
     };
     assert_eq!(covers, [IndexName(name(1)), IndexName(name(0))]);
+}
+
+#[test]
+fn a_group_that_is_avoided_stays_and_the_others_become_one() {
+    let mut root = root(&[]);
+    for number in 0..5 {
+        root.index.push(IndexRef {
+            name: name(number),
+            packs: 1,
+            blobs: 150,
+            bytes: 150,
+        });
+        let few = MergePolicy {
+            fan: usize::MAX,
+            ..POLICY
+        };
+        work_by(&few, &mut root);
+    }
+    let alone = root.run_groups()[2].begun;
+    let avoided = Avoided {
+        groups: HashSet::from([alone]),
+        ..Avoided::default()
+    };
+    let Some(Step::Begin(building, _)) = POLICY.next(&root, &avoided) else {
+        panic!("there are four others");
+    };
+    assert_eq!(building.from.len(), 4);
+    assert!(!building.from.contains(&alone), "{building:?}");
 }

@@ -14,6 +14,7 @@
 //! to each run that is merged.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use bkfs_chunker::catalog::{IndexRef, OpenedRun, RunRef};
 use bkfs_chunker::crypto::Class;
@@ -47,6 +48,9 @@ use seen::SeenGroups;
 /// How often a merge goes on after an input that cannot be read.
 const DAMAGES_MAX: u32 = 8;
 
+/// How long a merge that was told to end waits for the end of its session.
+const LAST_WAIT: Duration = Duration::from_secs(10);
+
 /// How many runs are opened concurrently before a group is begun.
 const OPENED_AT_ONCE: usize = 8;
 
@@ -58,6 +62,8 @@ const FRUITLESS_MAX: u32 = 32;
 pub enum Stop {
     /// It has done as much as it may.
     Bound,
+    /// It was told to end.
+    Told,
     /// Groups of runs have left the root, and no other group answers for what they covered. What is
     /// merged further may be lost in the same way.
     GroupsGone,
@@ -101,14 +107,35 @@ pub async fn merge_runs(
     goes_on: &(dyn Fn(&Merged) -> bool + Sync),
     command: &str,
 ) -> Result<Merged, RootError> {
+    let never = std::future::pending();
+    merge_runs_until(repository, verifier, policy, goes_on, (command, never)).await
+}
+
+/// As [`merge_runs`], but ends also when it is told to: at any moment, in the middle of a step. The
+/// next merge then goes on with the group that is being built.
+///
+/// # Errors
+/// Those of [`merge_runs`].
+pub async fn merge_runs_until(
+    repository: &Repository,
+    verifier: &Verifier,
+    policy: &MergePolicy,
+    goes_on: &(dyn Fn(&Merged) -> bool + Sync),
+    (command, told): (&str, impl Future<Output = ()>),
+) -> Result<Merged, RootError> {
     let handle = &repository.handle;
-    let is_due = policy.is_due(&handle.current().root);
-    if !is_due {
+    if !policy.is_due(&handle.current().root) {
         return Ok(Merged::default());
     }
+    let mut told = std::pin::pin!(told);
     let environment = &repository.environment;
     let holder = environment.holder(command);
-    let session = OpenSession::open(handle, holder, None, &*environment.processes).await?;
+    let opened = OpenSession::open(handle, holder, None, &*environment.processes);
+    let session = tokio::select! {
+        biased;
+        opened = opened => opened?,
+        () = &mut told => return Ok(Merged { stop: Some(Stop::Told), ..Merged::default() }),
+    };
     let ingest = Ingest::new(repository.content_store.clone(), session.id().0);
     let mut merger = Merger {
         handle,
@@ -123,14 +150,25 @@ pub async fn merge_runs(
         damages: 0,
         merged: Merged::default(),
     };
-    let done = merger.work(policy, goes_on).await;
-    let stop = *done.as_ref().unwrap_or(&None);
+    let done = tokio::select! {
+        biased;
+        done = merger.work(policy, goes_on) => done,
+        () = &mut told => Ok(Some(Stop::Told)),
+    };
     let merged = Merged {
-        stop,
+        stop: *done.as_ref().unwrap_or(&None),
         ..merger.merged
     };
-    if let Err(left) = session.end().await {
-        tracing::warn!(error = %left, "the session of the merge stays in the root");
+    let patience = match merged.stop {
+        Some(Stop::Told) => LAST_WAIT,
+        _ => Duration::MAX,
+    };
+    match tokio::time::timeout(patience, session.end()).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(left)) => {
+            tracing::warn!(error = %left, "the session of the merge stays in the root");
+        }
+        Err(_) => tracing::warn!("the session of the merge stays in the root"),
     }
     done.map(|_| merged)
 }

@@ -91,6 +91,20 @@ impl MergePolicy {
         self.next(root, &Avoided::default()).is_some()
     }
 
+    /// Returns the number of blobs in index objects of which groups can be made, and are not.
+    pub fn unmerged_blobs(&self, root: &Root) -> u64 {
+        let left = self.uncovered(root);
+        left.iter().map(|index| index.blobs).sum()
+    }
+
+    /// Returns the index objects that no group covers, without the smallest ones: commits absorb
+    /// those.
+    fn uncovered(&self, root: &Root) -> Vec<IndexRef> {
+        let mut left = root.uncovered_index();
+        left.retain(|index| index.blobs >= self.least_blobs / ABSORBED_SHARE);
+        left
+    }
+
     /// Returns the next step in a root, if there is one.
     pub(super) fn next(&self, root: &Root, avoided: &Avoided) -> Option<Step> {
         if let Some(group) = root.building_group() {
@@ -139,8 +153,7 @@ impl MergePolicy {
     /// Returns the step to a group that is made of index objects. The smallest ones are left to
     /// commits, which absorb them.
     fn of_objects(&self, root: &Root, avoided: &Avoided) -> Option<Step> {
-        let mut left = root.uncovered_index();
-        left.retain(|index| index.blobs >= self.least_blobs / ABSORBED_SHARE);
+        let mut left = self.uncovered(root);
         left.retain(|index| !avoided.index.contains(&index.name));
         if left.iter().map(|index| index.blobs).sum::<u64>() < self.least_blobs {
             return None;

@@ -194,6 +194,7 @@ struct Merger<'a> {
 }
 
 /// What a step came to.
+#[derive(Debug)]
 enum Outcome {
     /// It was made.
     Made,
@@ -309,8 +310,10 @@ impl Merger<'_> {
             let is_run = group.runs.iter().any(|run| Some(run.name) == name);
             is_run || group.dropped.is_some_and(|list| Some(list.name) == name)
         };
-        let (building, complete): (Vec<&RunGroup>, Vec<&RunGroup>) =
-            root.run_groups().iter().partition(|group| !group.is_complete());
+        let (building, complete): (Vec<&RunGroup>, Vec<&RunGroup>) = root
+            .run_groups()
+            .iter()
+            .partition(|group| !group.is_complete());
         let having = complete.into_iter().filter(has_it).map(|group| group.begun);
         let mut leaving: Vec<u64> = building.iter().map(|group| group.begun).collect();
         match is_of_another_form(error) {

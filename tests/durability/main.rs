@@ -23,6 +23,7 @@ mod locks;
 mod marking;
 mod merging;
 mod merging_faults;
+mod merging_others;
 mod missing;
 mod outages;
 mod outcome;

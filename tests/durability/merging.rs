@@ -237,7 +237,7 @@ pub fn collect_forgotten(bucket: &Bucket) {
 
 /// Writes the bytes of the forgotten snapshot anew, on a machine that has the runs alone: no pack
 /// that is gone may stand for them.
-fn stores_again(bucket: &Bucket, data: &[u8]) {
+pub fn stores_again(bucket: &Bucket, data: &[u8]) {
     is_whole(bucket);
     let host = without_index(bucket, &groups(bucket));
     host.write("new", 0, data);
@@ -388,7 +388,7 @@ fn a_merge_goes_on_during_commits_and_other_merges() {
 }
 
 /// Replaces the root as a program does that does not know groups.
-fn lose_groups(bucket: &Bucket) {
+pub fn lose_groups(bucket: &Bucket) {
     change_root(bucket, async |_, next| next.run_groups = None);
 }
 

@@ -6,6 +6,8 @@ use super::policy::{Avoided, Step};
 use super::*;
 use crate::root::state::ROOT_BYTES_MAX;
 
+mod stepping;
+
 const POLICY: MergePolicy = MergePolicy {
     least_blobs: 100,
     most_blobs: 400,
@@ -100,7 +102,8 @@ fn work_by(policy: &MergePolicy, root: &mut Root) -> usize {
 fn little_is_not_merged() {
     assert_eq!(POLICY.next(&root(&[]), &Avoided::default()), None);
     assert_eq!(POLICY.next(&root(&[40, 59]), &Avoided::default()), None);
-    let Some(Step::Begin(building, covers)) = POLICY.next(&root(&[40, 60]), &Avoided::default()) else {
+    let Some(Step::Begin(building, covers)) = POLICY.next(&root(&[40, 60]), &Avoided::default())
+    else {
         panic!("it is enough");
     };
     assert_eq!(covers, [IndexName(name(1)), IndexName(name(0))]);
@@ -126,7 +129,8 @@ fn a_group_takes_as_much_as_memory_holds() {
 
 #[test]
 fn small_index_objects_are_joined_or_left() {
-    let Some(Step::Join(objects)) = POLICY.next(&root(&[60, 30, 20, 5, 5]), &Avoided::default()) else {
+    let Some(Step::Join(objects)) = POLICY.next(&root(&[60, 30, 20, 5, 5]), &Avoided::default())
+    else {
         panic!("there are many of them");
     };
     assert_eq!(objects.len(), 3, "commits absorb the smallest");

@@ -26,7 +26,7 @@ use crate::volume::state::{Below, Changes, ExtentChanges, Found, Scope, Totals, 
 use crate::volume::state_lock::{Holds, StateLock};
 
 /// Zeroes that stand for holes.
-static ZEROES: [u8; 256 * 1024] = [0; 256 * 1024];
+static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
 
 /// Maximum number of hidden extents of the tree that are skipped one by one on the way back to the
 /// last extent that is not hidden.

@@ -3,14 +3,16 @@
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use crate::cli::access::open;
+use crate::cli::gc_merge::{Bounds, merge};
 use crate::cli::hooks::Hooks;
 use crate::cli::options::{Global, lock_days};
 use crate::cli::output::{Failure, Output, bytes};
 use crate::cli::progress::{Position, Progress};
+use crate::cli::put_session::signals;
 use crate::cli::runtime::block_on;
 use crate::cli::target::target;
 use crate::cli::workspace::workspace;
@@ -22,6 +24,7 @@ use crate::maintain::collect::sweep::Holding;
 use crate::maintain::collect::{Collected, Options, Prospect, collect, may_delete, prospect};
 use crate::places;
 use crate::printable;
+use crate::repository::Repository;
 use crate::retain::Span;
 use crate::root::error::RootError;
 use crate::units::size;
@@ -50,6 +53,11 @@ pub struct Gc {
     /// Print the plan and its cost, and change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
+    /// After that, merge the index if it has grown by a million chunks or more, so that a machine
+    /// without a cache need not download it. That writes about 1.3 GiB at most. If it is stopped or
+    /// fails, nothing is lost, and the next --merge goes on
+    #[arg(long)]
+    merge: bool,
     /// How long forgotten snapshots can be brought back, from when this machine first saw them
     /// forgotten: 12h, 7d, 8w; 0s frees them at once, without a limit on the amount
     #[arg(long, value_name = "TIME", default_value = "7d")]
@@ -97,24 +105,11 @@ fn budget(text: &str) -> Result<u64, String> {
 /// Prints what a collection would do, and then collects unless it is a dry run.
 ///
 /// # Errors
-/// The [`Failure`] of the repository. Exit code 1 if more would be gone than is deleted without
-/// `--yes-delete`, or if the credentials may not delete: nothing is collected then.
+/// The [`Failure`] of the repository; those of [`Collection::run`].
 pub fn run(command: Gc, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let (url, global) = target(&command.url, global)?;
         let repository = open(&url, &global).await?;
-        if !command.dry_run {
-            may_delete(&repository.handle)
-                .await
-                .map_err(cannot_delete)?;
-            // What only a scratch clone of a dead mount needs is garbage.
-            let reaped = reap(&repository, "bkfs gc", Patience::Everywhere).await?;
-            for volume in reaped {
-                output.remark(format_args!(
-                    "removed {volume}, the clone of a mount that is dead"
-                ));
-            }
-        }
         let options = Options {
             undelete_window: command.undelete_window.0,
             lock_days: command.lock_days,
@@ -125,27 +120,88 @@ pub fn run(command: Gc, global: &Global, output: &Output) -> Result<(), Failure>
                 budget_bytes: command.repack_budget.unwrap_or(u64::MAX),
             },
         };
-        let mut found = prospect(&repository, &options, repository.now()).await?;
-        found.count.is_accepted |= command.yes_delete;
-        output.result(&prospect_json(&found, command.dry_run), || {
-            prospect_text(&found)
+        let collection = Collection {
+            repository: &repository,
+            options,
+            bounds: match command.merge {
+                true => Bounds::default(),
+                false => Bounds::nothing(),
+            },
+            dry_run: command.dry_run,
+            yes_delete: command.yes_delete,
+        };
+        collection.run(output, signals()).await
+    })
+}
+
+/// A collection of an open repository.
+pub struct Collection<'a> {
+    /// The repository.
+    pub repository: &'a Repository,
+    /// What is collected.
+    pub options: Options,
+    /// How much of the index is merged after that.
+    pub bounds: Bounds,
+    /// Change nothing.
+    pub dry_run: bool,
+    /// Delete however much would be gone.
+    pub yes_delete: bool,
+}
+
+impl Collection<'_> {
+    /// Prints what it would do, and does it unless it is a dry run. `told` returns why the merge is to
+    /// end, if a signal asks for that. It is not asked before: a signal ends a collection at once.
+    ///
+    /// # Errors
+    /// Exit code 1 if more would be gone than is deleted without `yes_delete`, or if the credentials
+    /// may not delete: nothing is collected then. The [`Failure`] of the repository, and those of
+    /// [`merge`].
+    pub async fn run(
+        &self,
+        output: &Output,
+        told: impl Future<Output = &'static str>,
+    ) -> Result<(), Failure> {
+        let repository = self.repository;
+        if !self.dry_run {
+            may_delete(&repository.handle)
+                .await
+                .map_err(cannot_delete)?;
+            // What only a scratch clone of a dead mount needs is garbage.
+            let reaped = reap(repository, "bkfs gc", Patience::Everywhere).await?;
+            for volume in reaped {
+                output.remark(format_args!(
+                    "removed {volume}, the clone of a mount that is dead"
+                ));
+            }
+        }
+        let mut found = prospect(repository, &self.options, repository.now()).await?;
+        found.count.is_accepted |= self.yes_delete;
+        let view = repository.handle.current();
+        let root = &view.root;
+        let mut plan = prospect_json(&found, self.dry_run);
+        self.bounds.add_due(root, &mut plan);
+        output.result(&plan, || {
+            let to_merge = self.bounds.due_text(root);
+            let lines = [Some(prospect_text(&found)), to_merge];
+            lines.into_iter().flatten().collect::<Vec<_>>().join("\n")
         })?;
-        if command.dry_run {
+        if self.dry_run {
             return Ok(());
         }
         if found.count.is_refused() {
-            return Err(refused(&found, &command));
+            return Err(refused(&found, self.options.undelete_window));
         }
         if found.is_empty() {
             found.remember().await;
-            return Ok(());
+        } else {
+            let bar = follow_locks(output, &found);
+            let done = collect(repository, found).await;
+            bar.finish().await;
+            let done = done?;
+            output.result(&done_json(&done), || done_text(&done))?;
         }
-        let bar = follow_locks(output, &found);
-        let done = collect(&repository, found).await;
-        bar.finish().await;
-        let done = done?;
-        output.result(&done_json(&done), || done_text(&done))
-    })
+        merge(repository, &self.bounds, output, told).await
+    }
 }
 
 /// Shows how far the extension of locks has come. It can take long even if nothing is freed.
@@ -166,7 +222,7 @@ fn follow_locks(output: &Output, found: &Prospect) -> Progress {
 }
 
 /// Returns the failure that says why nothing is deleted without confirmation, and what confirms it.
-fn refused(found: &Prospect, command: &Gc) -> Failure {
+fn refused(found: &Prospect, undelete_window: SignedDuration) -> Failure {
     let share = &found.count.share;
     let hint = match share.is_first {
         true => {
@@ -184,7 +240,7 @@ fn refused(found: &Prospect, command: &Gc) -> Failure {
         "nothing was collected: {} would be freed within the undelete window of {:#}, more than \
          {LIMIT_PERCENT}%",
         share_text(share),
-        command.undelete_window.0,
+        undelete_window,
     );
     Failure::new(text).hint(hint)
 }

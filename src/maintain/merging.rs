@@ -159,18 +159,34 @@ pub async fn merge_runs_until(
         stop: *done.as_ref().unwrap_or(&None),
         ..merger.merged
     };
-    let patience = match merged.stop {
-        Some(Stop::Told) => LAST_WAIT,
-        _ => Duration::MAX,
+    // It was asked, and is not asked again.
+    let is_told = merged.stop == Some(Stop::Told);
+    let told = async {
+        if !is_told {
+            told.await;
+        }
     };
-    match tokio::time::timeout(patience, session.end()).await {
-        Ok(Ok(_)) => {}
-        Ok(Err(left)) => {
+    match end_by(session, told).await {
+        Some(Ok(())) => {}
+        Some(Err(left)) => {
             tracing::warn!(error = %left, "the session of the merge stays in the root");
         }
-        Err(_) => tracing::warn!("the session of the merge stays in the root"),
+        None => tracing::warn!("the session of the merge stays in the root"),
     }
     done.map(|_| merged)
+}
+
+/// Ends a session. Returns `None` if that takes longer than [`LAST_WAIT`] after it was told to end.
+async fn end_by(
+    session: OpenSession,
+    told: impl Future<Output = ()>,
+) -> Option<Result<(), RootError>> {
+    let mut end = std::pin::pin!(session.end());
+    tokio::select! {
+        biased;
+        ended = &mut end => Some(ended),
+        () = told => tokio::time::timeout(LAST_WAIT, end).await.ok(),
+    }
 }
 
 struct Merger<'a> {

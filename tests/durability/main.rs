@@ -22,6 +22,7 @@ mod layers;
 mod locks;
 mod marking;
 mod merging;
+mod merging_by_gc;
 mod merging_faults;
 mod merging_others;
 mod missing;

@@ -53,9 +53,9 @@ pub struct Gc {
     /// Print the plan and its cost, and change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// After that, merge the index if it has grown by a million chunks or more, so that a machine
-    /// without a cache need not download it. That writes about 1.3 GiB at most. If it is stopped or
-    /// fails, nothing is lost, and the next --merge goes on
+    /// After the collection, merge the index if it has grown by a million chunks or more, so that a
+    /// machine without a cache need not download it. That writes about 1.3 GiB at most. If it is
+    /// stopped or fails, nothing is lost, and the next --merge goes on
     #[arg(long)]
     merge: bool,
     /// How long forgotten snapshots can be brought back, from when this machine first saw them

@@ -403,7 +403,13 @@ impl Catalog {
             .iter()
             .min_by_key(|group| group.covered_bytes());
         let is_loaded = match smallest {
-            Some(group) => Box::pin(self.load_tables_of(group, Reason::Unknown(*id))).await?,
+            Some(group) => {
+                let loaded = Box::pin(self.load_tables_of(group, Reason::Unknown(*id))).await;
+                if let Err(error) = &loaded {
+                    group.last_failure.note(error);
+                }
+                loaded?
+            }
             None => false,
         };
         search.is_over |= !is_loaded;

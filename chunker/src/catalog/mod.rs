@@ -275,10 +275,14 @@ impl Catalog {
             return Ok(Arc::new(Loaded::new(reference, table)));
         }
         let _room = self.room_for(reference).await;
-        if let Reason::Unknown(_) = reason {
-            self.searcher.charge_unknown(reference.bytes);
-        }
+        let charge = match reason {
+            Reason::Unknown(_) => Some(self.searcher.charge_unknown(reference.bytes)),
+            Reason::Listed => None,
+        };
         let records = self.fetch(reference.name).await?;
+        if let Some(charge) = charge {
+            charge.spend();
+        }
         let (loaded, _) = self.tabulate(reference, records, Keep::OnDisk).await?;
         Ok(loaded)
     }

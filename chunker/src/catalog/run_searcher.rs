@@ -52,6 +52,27 @@ pub(super) struct RunSearcher {
     unknown_bytes: Mutex<u64>,
 }
 
+/// Bytes that are being read for a blob that no run has. They are given back when it is dropped,
+/// unless they were read.
+#[derive(Debug)]
+pub(super) struct UnknownCharge<'a> {
+    searcher: &'a RunSearcher,
+    bytes: u64,
+}
+
+impl UnknownCharge<'_> {
+    /// Spends the bytes: they were read.
+    pub(super) fn spend(mut self) {
+        self.bytes = 0;
+    }
+}
+
+impl Drop for UnknownCharge<'_> {
+    fn drop(&mut self) {
+        *self.searcher.unknown_bytes.lock() += self.bytes;
+    }
+}
+
 impl RunSearcher {
     pub(super) fn new(store: RunStore) -> Self {
         Self {
@@ -86,9 +107,14 @@ impl RunSearcher {
     }
 
     /// Takes `bytes` from those that may be read for blobs that no run has: they are asked for now.
-    pub(super) fn charge_unknown(&self, bytes: u64) {
+    pub(super) fn charge_unknown(&self, bytes: u64) -> UnknownCharge<'_> {
         let mut left = self.unknown_bytes.lock();
-        *left = left.saturating_sub(bytes);
+        let taken = bytes.min(*left);
+        *left -= taken;
+        UnknownCharge {
+            searcher: self,
+            bytes: taken,
+        }
     }
 
     /// Forgets learned packs of which `answers` is false, for the run that named each and the pack.

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
-use bkfs_store::Operation;
+use bkfs_store::{Operation, StoreErrorKind};
 
 use super::bucket::Verdict;
 use super::runs::*;
@@ -395,4 +395,39 @@ async fn a_run_that_lacks_records_hides_no_blob() {
     let read = read_file(&content_store, &stored).await.expect("reads");
     assert!(read == file);
     assert!(index_downloads(&world) > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn reads_that_fail_for_an_unknown_blob_are_not_charged() {
+    let (world, stored, file) = world_with_copies(98).await;
+    let (mut other, _, _) = world_with_copies(98).await;
+    let runs = runs_of_none(&mut other).await;
+    for key in keys_of(&runs) {
+        world.bucket.overwrite(&key, other.bucket.bytes(&key));
+    }
+    let mut sources = covered(&world, &runs, &[]);
+    let covers = &mut sources.groups[0].covers;
+    // All of them may be read once, and not twice.
+    let each = (200 << 20) / covers.len() as u64;
+    covers.iter_mut().for_each(|index| index.bytes = each);
+    let content_store = world.content_store();
+    let loaded = content_store.load_index(&sources, &HashSet::new()).await;
+    loaded.expect("no run is opened yet");
+    world.bucket.script(|operation, key| {
+        match operation == Operation::Get && key.starts_with("index/") {
+            true => Verdict::Fail(StoreErrorKind::Denied),
+            false => Verdict::Pass,
+        }
+    });
+    world.bucket.forget_requests();
+    for _ in 0..10 {
+        let error = content_store.read(&[unknown()]).await;
+        error.expect_err("it cannot be known");
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+    }
+    let failed = index_downloads(&world);
+    assert!(failed >= 10, "{failed}");
+    world.bucket.behave();
+    let read = read_file(&content_store, &stored).await.expect("reads");
+    assert!(read == file);
 }

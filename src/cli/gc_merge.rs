@@ -55,6 +55,9 @@ impl Bounds {
     /// Returns what a merge would do in this root, for people. `None` if it would do nothing.
     pub fn due_text(&self, root: &Root) -> Option<String> {
         let due = match self.due(root)? {
+            0 if root.building_group().is_some() => {
+                "to merge: the rest of a group of runs that is half made".to_owned()
+            }
             0 => "to merge: groups of runs of the index".to_owned(),
             chunks => {
                 format!("to merge: the index of {chunks} chunks, which are in no group of runs")

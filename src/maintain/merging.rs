@@ -168,6 +168,9 @@ pub async fn merge_runs_until(
     };
     match end_by(session, told).await {
         Some(Ok(())) => {}
+        Some(Err(RootError::Refused(Refusal::Fenced { .. }))) => {
+            tracing::warn!("another program has ended the session of the merge");
+        }
         Some(Err(left)) => {
             tracing::warn!(error = %left, "the session of the merge stays in the root");
         }

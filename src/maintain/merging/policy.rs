@@ -46,8 +46,8 @@ pub struct MergePolicy {
     pub most_blobs: u64,
     /// About how many records a run has, unless the group is very large. A record takes 20 bytes.
     pub run_records: u64,
-    /// Groups of up to this many records are of the smallest size. The next size is `fan` times as
-    /// large.
+    /// Groups of fewer than `fan` times this many records are of the smallest size. Each further size
+    /// is `fan` times as large.
     pub small_records: u64,
     /// So many groups of one size become one.
     pub fan: usize,

@@ -24,7 +24,7 @@ use crate::cli::tool::{code_of, code_without_start};
 use crate::json_name::with_name;
 use crate::mounting::alone::Alone;
 use crate::repository::Repository;
-use crate::stream::source::{Facts, Source};
+use crate::stream::source::{Facts, Source, Subject};
 use crate::stream::{
     Received, StreamError, StreamProgress, VolumePath, abandon, keep, new_file, receive,
 };
@@ -94,7 +94,7 @@ pub struct Put {
 
 /// The stream that is stored, and the process that tells whether it was whole.
 struct Input {
-    source: Source,
+    subject: Subject,
     facts: Facts,
     child: Option<Child>,
 }
@@ -159,9 +159,9 @@ async fn put(
 ) -> Result<(CommitOutcome, u64), Failure> {
     let volume = alone.volume();
     place.check(volume).await.map_err(failure)?;
-    let mut input = Input::begin(command, limit)?;
+    let (source, mut input) = Input::begin(command, limit)?;
     let new = new_file(place, &input.facts, umask);
-    let received = input.receive(&new, alone, output).await?;
+    let received = input.receive(source, &new, alone, output).await?;
     let length = received.bytes;
     if let Err(failure) = input.conclude(command, length, output).await {
         abandon(volume, received).await;
@@ -186,7 +186,7 @@ async fn put(
 }
 
 impl Input {
-    fn begin(command: &Put, limit: &OpenFiles) -> Result<Input, Failure> {
+    fn begin(command: &Put, limit: &OpenFiles) -> Result<(Source, Input), Failure> {
         let mut child = None;
         let source = if let Some(path) = command.sources.first() {
             Source::open(path)
@@ -215,18 +215,22 @@ impl Input {
                 .map_err(|error| Failure::new(format!("standard input: {error}")))?;
             Source::of(input)
         };
-        let facts = source.facts().map_err(|error| {
+        let unknown = |error: std::io::Error| {
             Failure::new(format!("cannot read the attributes of the stream: {error}"))
-        })?;
-        Ok(Input {
-            source,
+        };
+        let subject = source.subject().map_err(unknown)?;
+        let facts = subject.facts().map_err(unknown)?;
+        let input = Input {
+            subject,
             facts,
             child,
-        })
+        };
+        Ok((source, input))
     }
 
     async fn receive(
         &self,
+        source: Source,
         new: &NewInode,
         alone: &Alone,
         output: &Output,
@@ -240,7 +244,7 @@ impl Input {
             message: String::new(),
         });
         let received = async {
-            let mut blocks = self.source.try_clone()?.blocks()?;
+            let mut blocks = source.blocks()?;
             receive(alone.volume(), new, &mut blocks, &progress, signals()).await
         };
         let received = received.await;
@@ -268,7 +272,7 @@ impl Input {
                 return Err(Failure::new(message).tool(code_of(status)));
             }
         }
-        let now = self.source.facts().ok().and_then(|facts| facts.file);
+        let now = self.subject.facts().ok().and_then(|facts| facts.file);
         let before = self.facts.file;
         if !command.sources.is_empty()
             && (now != before || now.is_some_and(|now| now.length != length))

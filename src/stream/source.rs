@@ -69,7 +69,7 @@ pub struct Source {
 /// A file that is read past the page cache, except for what the page cache has already.
 #[derive(Debug)]
 struct Direct {
-    /// The same file, through the page cache; `None` if it cannot be opened again.
+    /// The same file, through the page cache; `None` for a device, or if it cannot be opened again.
     cached: Option<OwnedFd>,
     /// The offset of the next byte in the file.
     offset: u64,
@@ -140,7 +140,8 @@ impl Source {
             Err(error) => return Err(error.into()),
         };
         let stat = rustix::fs::fstat(&fd)?;
-        match FileType::from_raw_mode(stat.st_mode) {
+        let file_type = FileType::from_raw_mode(stat.st_mode);
+        match file_type {
             FileType::Directory => return Err(Errno::ISDIR.into()),
             FileType::RegularFile | FileType::BlockDevice => {}
             _ => return Ok(Source::of(fd)),
@@ -159,12 +160,14 @@ impl Source {
             rustix::fs::fstat(other)
                 .is_ok_and(|other| (other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino))
         };
+        // The page cache of a device does not have what the filesystem on it wrote since.
+        let cached = match file_type {
+            FileType::RegularFile => open(OFlags::empty()).ok().filter(is_same),
+            _ => None,
+        };
         Ok(Source {
             fd,
-            direct: Some(Direct {
-                cached: open(OFlags::empty()).ok().filter(is_same),
-                offset: 0,
-            }),
+            direct: Some(Direct { cached, offset: 0 }),
             left: None,
         })
     }
@@ -174,41 +177,12 @@ impl Source {
         let _ = rustix::fs::fadvise(&self.fd, 0, None, Advice::Sequential);
     }
 
-    /// Returns the same stream again, to be asked for its facts while the other is read.
+    /// Returns what tells the facts of the stream, also while the stream is read.
     ///
     /// # Errors
     /// The I/O error of duplicating the descriptor.
-    pub fn try_clone(&self) -> io::Result<Source> {
-        Ok(Source {
-            fd: self.fd.try_clone()?,
-            direct: None,
-            left: self.left,
-        })
-    }
-
-    /// Returns the facts of the stream.
-    ///
-    /// # Errors
-    /// The I/O error of fstat(2).
-    pub fn facts(&self) -> io::Result<Facts> {
-        let stat = rustix::fs::fstat(&self.fd)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Ok(Facts {
-                total_bytes: None,
-                file: None,
-            });
-        }
-        let length = stat.st_size as u64;
-        Ok(Facts {
-            total_bytes: Some(length),
-            file: Some(FileFacts {
-                permissions: stat.st_mode & 0o7777,
-                uid: stat.st_uid,
-                gid: stat.st_gid,
-                modified: (stat.st_mtime, stat.st_mtime_nsec as u32),
-                length,
-            }),
-        })
+    pub fn subject(&self) -> io::Result<Subject> {
+        Ok(Subject(self.fd.try_clone()?))
     }
 
     /// Starts to read ahead. The thread ends with the stream, with an error, or when [`Blocks`] is
@@ -285,6 +259,37 @@ impl Source {
             rustix::fs::seek(&self.fd, SeekFrom::Start(direct.offset))?;
         }
         Ok(())
+    }
+}
+
+/// What a stream is read from.
+#[derive(Debug)]
+pub struct Subject(OwnedFd);
+
+impl Subject {
+    /// Returns the facts of the stream.
+    ///
+    /// # Errors
+    /// The I/O error of fstat(2).
+    pub fn facts(&self) -> io::Result<Facts> {
+        let stat = rustix::fs::fstat(&self.0)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Ok(Facts {
+                total_bytes: None,
+                file: None,
+            });
+        }
+        let length = stat.st_size as u64;
+        Ok(Facts {
+            total_bytes: Some(length),
+            file: Some(FileFacts {
+                permissions: stat.st_mode & 0o7777,
+                uid: stat.st_uid,
+                gid: stat.st_gid,
+                modified: (stat.st_mtime, stat.st_mtime_nsec as u32),
+                length,
+            }),
+        })
     }
 }
 
@@ -417,7 +422,7 @@ mod tests {
             let bytes = numbered(length);
             file.write_all(&bytes).unwrap();
             let source = Source::open(file.path()).unwrap();
-            let facts = source.facts().unwrap();
+            let facts = source.subject().unwrap().facts().unwrap();
             assert_eq!(facts.total_bytes, Some(length as u64));
             let (read, count) = all_of(source.blocks().unwrap()).await;
             assert!(read == bytes, "{length} bytes");
@@ -488,7 +493,7 @@ mod tests {
                 .for_each(|part| pipe.write_all(part).unwrap());
         });
         let source = Source::of(read);
-        assert_eq!(source.facts().unwrap().total_bytes, None);
+        assert_eq!(source.subject().unwrap().facts().unwrap().total_bytes, None);
         let (read, count) = all_of(source.blocks().unwrap()).await;
         writer.join().unwrap();
         assert!(read == bytes);

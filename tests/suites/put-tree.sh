@@ -416,6 +416,25 @@ P
 }
 bkfs_holds() { bkfs session list --json "$URL" | grep -q "\"$1\""; }
 
+# It is appended to in odd pieces while it is read, up to 300 MB.
+a_file_that_grows_is_stored() {
+  local log=$SUITE_TMP/growing writer length
+  python3 -c '
+import os, sys
+piece = bytes(range(1, 252)) * 3
+log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+for _ in range(300000000 // len(piece)): os.write(log, piece)
+' "$log" &
+  writer=$!
+  until [ -s "$log" ]; do sleep 0.01; done
+  exits 0 bkfs put "$URL" growing "$log" -q --json
+  length=$(told bytes)
+  wait "$writer"
+  bkfs dump --volume streams "$URL" latest:/growing | cmp -n "$length" - "$log" ||
+    wrong "other bytes"
+  rm "$log"
+}
+
 many_names_in_one_directory() {
   local wide=$SUITE_TMP/wide
   mkdir -p "$wide"
@@ -466,6 +485,7 @@ case_of "leased files are waited for" leased_files_are_waited_for
 case_of "few open files are enough" few_open_files_are_enough
 case_of "bad arguments are refused" bad_arguments_are_refused
 case_of "a put that is ended shows nothing" a_put_that_is_ended_shows_nothing
+case_of "a file that grows is stored" a_file_that_grows_is_stored
 case_of "moving sources are named and stored" moving_sources_are_named_and_stored
 case_of "puts run while others write" puts_run_while_others_write
 case_of "many names in one directory" many_names_in_one_directory

@@ -51,6 +51,7 @@ mod schedule;
 mod secrecy;
 mod serve;
 mod session;
+mod signals;
 mod snapshot;
 mod snapshots;
 mod source;

@@ -13,6 +13,7 @@ use crate::cli::control::MountClient;
 use crate::cli::output::{Code, Failure, Output, bytes};
 use crate::cli::progress::{Position, Progress};
 use crate::cli::runtime::block_on;
+use crate::cli::signals::ignores_hangup;
 
 /// The exit code of a command that a second Ctrl-C ends: 128 and the number of SIGINT.
 const INTERRUPTED: i32 = 130;
@@ -66,14 +67,6 @@ impl Interrupt {
 async fn any(signals: &mut [Signal]) {
     let heard = signals.iter_mut().map(|signal| Box::pin(signal.recv()));
     futures::future::select_all(heard).await;
-}
-
-/// Whether this process was started with SIGHUP ignored.
-fn ignores_hangup() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask & (1 << (libc::SIGHUP - 1)) != 0)
 }
 
 /// How the wait for an answer ended.

@@ -17,12 +17,11 @@ use crate::cli::limits::OpenFiles;
 use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, bytes, name_text};
 use crate::cli::progress::{Position, Progress};
-use crate::cli::put_session::{Begin, Session, signals};
+use crate::cli::put_session::{Begin, Session};
 use crate::cli::put_tree::{self, Directories, TreeOptions};
 use crate::cli::runtime::block_on;
 use crate::cli::tool::{code_of, code_without_start};
 use crate::json_name::with_name;
-use crate::mounting::alone::Alone;
 use crate::repository::Repository;
 use crate::stream::source::{Facts, Source, Subject};
 use crate::stream::{
@@ -135,7 +134,7 @@ pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure
         };
         let session = Session::begin(begin, global).await?;
         let (repository, volume) = (session.repository.clone(), session.volume.clone());
-        let put = put(&command, &place, &session.alone, umask, &limit, output).await;
+        let put = put(&command, &place, &session, umask, &limit, output).await;
         let (made, length) = session.end(put, output).await?;
         let seconds = started.elapsed().as_secs_f64();
         let stored = Stored {
@@ -152,18 +151,19 @@ pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure
 async fn put(
     command: &Put,
     place: &VolumePath,
-    alone: &Alone,
+    session: &Session,
     umask: u32,
     limit: &OpenFiles,
     output: &Output,
 ) -> Result<(CommitOutcome, u64), Failure> {
-    let volume = alone.volume();
+    let volume = session.alone.volume();
     place.check(volume).await.map_err(failure)?;
     let (source, mut input) = Input::begin(command, limit)?;
     let new = new_file(place, &input.facts, umask);
-    let received = input.receive(source, &new, alone, output).await?;
+    let received = input.receive(source, &new, session, output).await?;
     let length = received.bytes;
-    if let Err(failure) = input.conclude(command, length, output).await {
+    let concluded = input.conclude(command, length, output);
+    if let Err(failure) = session.stoppable(concluded).await {
         abandon(volume, received).await;
         return Err(failure);
     }
@@ -182,7 +182,7 @@ async fn put(
         tags: command.tags.clone(),
         ..SnapshotRequest::default()
     };
-    Ok((volume.snapshot(request).await?, length))
+    Ok((session.snapshot(request).await?, length))
 }
 
 impl Input {
@@ -232,7 +232,7 @@ impl Input {
         &self,
         source: Source,
         new: &NewInode,
-        alone: &Alone,
+        session: &Session,
         output: &Output,
     ) -> Result<Received, Failure> {
         let progress = Arc::new(StreamProgress::default());
@@ -245,7 +245,8 @@ impl Input {
         });
         let received = async {
             let mut blocks = source.blocks()?;
-            receive(alone.volume(), new, &mut blocks, &progress, signals()).await
+            let stop = session.signalled();
+            receive(session.alone.volume(), new, &mut blocks, &progress, stop).await
         };
         let received = received.await;
         bar.finish().await;
@@ -262,11 +263,8 @@ impl Input {
     ) -> Result<(), Failure> {
         if let Some(mut child) = self.child.take() {
             let program = command.command[0].to_string_lossy();
-            let status = tokio::select! {
-                status = child.wait() => status
-                    .map_err(|error| Failure::new(format!("{program}: {error}")))?,
-                why = signals() => return Err(Failure::new(why)),
-            };
+            let status = child.wait().await;
+            let status = status.map_err(|error| Failure::new(format!("{program}: {error}")))?;
             if !status.success() {
                 let message = format!("{program} ended with {status}");
                 return Err(Failure::new(message).tool(code_of(status)));

@@ -3,14 +3,14 @@
 //! Owns: how it begins and ends, and what becomes of errors. Does not own: what is written.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 
 use crate::cli::access::open;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
+use crate::cli::signals::signals;
 use crate::cli::target::target;
 use crate::mounting::alone::{Alone, AloneParts};
 use crate::mounting::ending::Deadline;
@@ -18,6 +18,7 @@ use crate::mounting::error::MountingError;
 use crate::mounting::settings::Settings;
 use crate::repository::Repository;
 use crate::root::error::RootError;
+use crate::root::refusal::Refusal;
 use crate::root::snapshots::SnapshotReference;
 use crate::volume::requests::{CommitOutcome, SnapshotRequest};
 
@@ -50,8 +51,45 @@ pub struct Session {
     pub volume: String,
     /// The session in the root.
     pub alone: Alone,
-    /// A signal has ended the work.
-    is_signalled: AtomicBool,
+    signals: Signals,
+}
+
+/// The signals since a session began. None is lost between two steps of the work.
+struct Signals {
+    heard: watch::Receiver<(u32, &'static str)>,
+    listener: tokio::task::JoinHandle<()>,
+}
+
+impl Signals {
+    /// Starts to listen. Signals no longer end the process by themselves then.
+    fn listen() -> Signals {
+        let (sender, heard) = watch::channel((0, ""));
+        let listener = tokio::spawn(async move {
+            loop {
+                let why = signals().await;
+                sender.send_modify(|heard| *heard = (heard.0 + 1, why));
+            }
+        });
+        Signals { heard, listener }
+    }
+
+    /// Returns true once a signal came.
+    fn is_any(&self) -> bool {
+        self.heard.borrow().0 > 0
+    }
+
+    /// Waits for the signal after the first `before`, and says what it was.
+    async fn after(&self, before: u32) -> &'static str {
+        let mut heard = self.heard.clone();
+        let heard = heard.wait_for(|heard| heard.0 > before).await;
+        heard.map_or("ended", |heard| heard.1)
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        self.listener.abort();
+    }
 }
 
 impl Session {
@@ -83,7 +121,7 @@ impl Session {
             repository,
             volume,
             alone,
-            is_signalled: AtomicBool::new(false),
+            signals: Signals::listen(),
         })
     }
 
@@ -97,11 +135,13 @@ impl Session {
     ) -> Result<T, Failure> {
         tokio::select! {
             done = work => done,
-            why = signals() => {
-                self.is_signalled.store(true, Ordering::Relaxed);
-                Err(Failure::new(why))
-            }
+            why = self.signalled() => Err(Failure::new(why)),
         }
+    }
+
+    /// Waits for a signal, and says what it was. A signal that came before counts.
+    pub async fn signalled(&self) -> &'static str {
+        self.signals.after(0).await
     }
 
     /// Makes the snapshot of the work.
@@ -111,7 +151,7 @@ impl Session {
     pub async fn snapshot(&self, request: SnapshotRequest) -> Result<CommitOutcome, Failure> {
         let made = async { Ok(self.alone.volume().snapshot(request).await?) };
         let made = self.stoppable(made).await;
-        made.map_err(|failure| match self.is_signalled.load(Ordering::Relaxed) {
+        made.map_err(|failure| match self.signals.is_any() {
             true => {
                 let hint = "bkfs snapshots says whether it was made.";
                 let failure = failure.context("the snapshot was being made");
@@ -122,13 +162,13 @@ impl Session {
     }
 
     /// Ends the session after the work, and returns its result. The reason why nothing can be
-    /// committed any more says more than the error that follows from it.
+    /// committed any more says more than the error that follows from it, but not after a signal.
     ///
     /// # Errors
     /// The failure of the work.
     pub async fn end<T>(self, work: Result<T, Failure>, output: &Output) -> Result<T, Failure> {
         let work = match work {
-            Err(failure) => Err(match self.alone.fenced().await {
+            Err(failure) => Err(match self.fenced().await {
                 Some(refusal) => Failure::from(RootError::from(refusal)).hint(
                     "Another session took the volume over. Run this again, or with another \
                      --volume.",
@@ -137,7 +177,7 @@ impl Session {
             }),
             made => made,
         };
-        let finished = finish(self.alone, self.is_signalled.into_inner()).await;
+        let finished = finish(self.alone, &self.signals).await;
         let made = work.map_err(|failure| match failure.code {
             Code::Unknown => failure,
             _ => failure.context("no snapshot was made"),
@@ -148,25 +188,32 @@ impl Session {
         }
         Ok(made)
     }
+
+    /// Asks whether another session has taken the volume over. A signal ends the question, which
+    /// waits for the store.
+    async fn fenced(&self) -> Option<Refusal> {
+        tokio::select! {
+            biased;
+            _ = self.signalled() => None,
+            refusal = self.alone.fenced() => refusal,
+        }
+    }
 }
 
 /// Ends a session. A signal limits the time of the last commit, and a second one ends it.
-async fn finish(alone: Alone, mut is_signalled: bool) -> Result<(), MountingError> {
+async fn finish(alone: Alone, signals: &Signals) -> Result<(), MountingError> {
     let deadline = Deadline::default();
-    if is_signalled {
+    let told = async {
+        signals.after(0).await;
         deadline.draw_to(LAST_COMMIT);
-    }
-    let mut finished = std::pin::pin!(alone.finish_by(&deadline));
-    loop {
-        tokio::select! {
-            biased;
-            finished = &mut finished => return finished,
-            _ = signals() => match is_signalled {
-                true => deadline.end(),
-                false => deadline.draw_to(LAST_COMMIT),
-            },
-        }
-        is_signalled = true;
+        signals.after(1).await;
+        deadline.end();
+        std::future::pending().await
+    };
+    tokio::select! {
+        biased;
+        finished = alone.finish_by(&deadline) => finished,
+        never = told => never,
     }
 }
 
@@ -198,26 +245,4 @@ fn held(error: MountingError) -> Failure {
         failure.hint = Some(hint.into());
     }
     failure
-}
-
-/// Returns when a signal asks for the end, so that neither half a file nor a held volume is left
-/// behind.
-pub async fn signals() -> &'static str {
-    let kinds = [
-        SignalKind::interrupt(),
-        SignalKind::terminate(),
-        SignalKind::hangup(),
-    ];
-    let [interrupt, terminate, hangup] = kinds.map(|kind| async move {
-        match signal(kind) {
-            Ok(mut signal) => signal.recv().await,
-            // A signal that cannot be waited for ends the process as it always does.
-            Err(_) => std::future::pending().await,
-        }
-    });
-    tokio::select! {
-        _ = interrupt => "interrupted",
-        _ = terminate => "ended by a signal",
-        _ = hangup => "the terminal was closed",
-    }
 }

@@ -291,6 +291,16 @@ put_ends() {
   wait "$PUT" || STATUS=$?
   cat "$SUITE_TMP/put.log"
 }
+# is_ended_though_full PATH SOURCE: a signal ends a put whose store takes nothing more.
+is_ended_though_full() {
+  begin_put "$full/bucket" "$1" "$2"
+  wait_for 30 grep -q 'No space left' "$SUITE_TMP/put.log" || wrong "$(cat "$SUITE_TMP/put.log")"
+  kill -INT "$(pgrep -P "$PUT" -x bkfs)" || wrong "it had ended already"
+  wait_for 30 gone "$PUT" 0 || wrong "it goes on after a signal"
+  put_ends
+  # 14 if the signal came while the snapshot was being made.
+  [ "$STATUS" = 1 ] || [ "$STATUS" = 14 ] || wrong "ended by a signal with $STATUS"
+}
 # packs: prints the number of data packs in the bucket.
 packs() { find "$URL/data" -type f | wc -l; }
 
@@ -319,6 +329,30 @@ a_put_that_is_ended_shows_nothing() {
   is_restored /big "$big"
   rm -rf "$big"
   is_sound
+}
+
+# What is below nohup(1) ignores SIGHUP.
+a_hangup_ends_no_put_below_nohup() {
+  local pipe=$SUITE_TMP/pipe ignoring
+  mkfifo "$pipe"
+  for ignoring in no yes; do
+    (
+      [ "$ignoring" = no ] || trap '' HUP
+      exec "$MACHINE/run" "$BKFS_BIN" put "$URL" "hangup-$ignoring" "$pipe" >"$SUITE_TMP/put.log" 2>&1
+    ) &
+    PUT=$!
+    exec {stream}>"$pipe"
+    head -c 20000000 /dev/urandom >&"$stream"
+    kill -HUP "$(pgrep -P "$PUT" -x bkfs)" || wrong "it had ended already"
+    sleep 0.5
+    exec {stream}>&-
+    put_ends
+    case $ignoring in
+      no) [ "$STATUS" != 0 ] || wrong "a hangup did not end it" ;;
+      yes) [ "$STATUS" = 0 ] || wrong "a hangup ended it with $STATUS" ;;
+    esac
+  done
+  rm "$pipe"
 }
 
 moving_sources_are_named_and_stored() {
@@ -456,14 +490,13 @@ a_full_store_is_waited_for() {
   mkdir -p "$full"
   mount -t tmpfs -o size=24M none "$full"
   exits 0 bkfs init --no-encryption "$full/bucket"
-  # A signal ends it although the store takes nothing more.
-  begin_put "$full/bucket" / "$SRC"
-  wait_for 30 grep -q 'No space left' "$SUITE_TMP/put.log" || wrong "$(cat "$SUITE_TMP/put.log")"
-  kill -INT "$(pgrep -P "$PUT" -x bkfs)" || wrong "it had ended already"
-  wait_for 30 gone "$PUT" 0 || wrong "it goes on after a signal"
-  put_ends
-  # 14 if the signal came while the snapshot was being made.
-  [ "$STATUS" = 1 ] || [ "$STATUS" = 14 ] || wrong "ended by a signal with $STATUS"
+  is_ended_though_full / "$SRC"
+  # While the snapshot is being made, and while the file is being read.
+  head -c 30000000 /dev/urandom >"$SUITE_TMP/noise"
+  is_ended_though_full noise "$SUITE_TMP/noise"
+  head -c 800000000 /dev/urandom >"$SUITE_TMP/noise"
+  is_ended_though_full noise "$SUITE_TMP/noise"
+  rm "$SUITE_TMP/noise"
   begin_put "$full/bucket" / "$SRC"
   wait_for 30 grep -q 'No space left' "$SUITE_TMP/put.log" || wrong "$(cat "$SUITE_TMP/put.log")"
   exits 0 bkfs snapshots --volume streams "$full/bucket"
@@ -485,6 +518,7 @@ case_of "leased files are waited for" leased_files_are_waited_for
 case_of "few open files are enough" few_open_files_are_enough
 case_of "bad arguments are refused" bad_arguments_are_refused
 case_of "a put that is ended shows nothing" a_put_that_is_ended_shows_nothing
+case_of "a hangup ends no put below nohup" a_hangup_ends_no_put_below_nohup
 case_of "a file that grows is stored" a_file_that_grows_is_stored
 case_of "moving sources are named and stored" moving_sources_are_named_and_stored
 case_of "puts run while others write" puts_run_while_others_write

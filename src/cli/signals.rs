@@ -1,0 +1,33 @@
+//! The signals by which a command is asked to end.
+//!
+//! Owns: which these are, and that an ignored hangup stays ignored. Does not own: what a command does
+//! then.
+
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Returns when a signal asks for the end, so that neither half a file nor a held volume is left
+/// behind. A SIGHUP that is ignored, as below nohup(1), asks for nothing.
+pub async fn signals() -> &'static str {
+    let told = |kind: Option<SignalKind>| async move {
+        match kind.map(signal) {
+            Some(Ok(mut signal)) => signal.recv().await,
+            // A signal that cannot be waited for ends the process as it always does.
+            Some(Err(_)) | None => std::future::pending().await,
+        }
+    };
+    let hangup = (!ignores_hangup()).then(SignalKind::hangup);
+    tokio::select! {
+        _ = told(Some(SignalKind::interrupt())) => "interrupted",
+        _ = told(Some(SignalKind::terminate())) => "ended by a signal",
+        _ = told(hangup) => "the terminal was closed",
+    }
+}
+
+/// Returns true if this process ignores SIGHUP, as below nohup(1). To wait for the signal would end
+/// that.
+pub fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << (libc::SIGHUP - 1)) != 0)
+}

@@ -87,31 +87,20 @@ impl Contents {
 
     /// Returns the size, in bytes, of a file that is filled together with others.
     pub fn small_bytes(&self) -> Option<u64> {
-        let Attributes {
-            size_bytes,
-            allocated_bytes,
-            ..
-        } = self.attributes;
-        (size_bytes <= SMALL_BYTES && allocated_bytes >= size_bytes).then_some(size_bytes)
+        let size = self.attributes.size_bytes;
+        (size <= SMALL_BYTES && self.attributes.allocated_bytes >= size).then_some(size)
     }
 
-    /// Gives the file its length. Returns that, or reports a problem and returns `None`.
-    pub fn set_length(&self) -> Option<u64> {
-        let size = self.attributes.size_bytes;
-        match rustix::fs::ftruncate(&self.output, size) {
-            Ok(()) => Some(size),
-            Err(error) => {
-                self.fail(&error);
-                None
-            }
-        }
+    /// Gives the file its length. Reports a problem and returns false if that fails.
+    pub fn set_length(&self) -> bool {
+        let set = rustix::fs::ftruncate(&self.output, self.attributes.size_bytes);
+        set.inspect_err(|error| self.fail(error)).is_ok()
     }
 
     /// Returns the part to fill at `at`, or `None` if only a hole is left. `looked` is where a hole
     /// was looked for last. Reports a problem and returns `None` if the tree cannot be read.
-    pub async fn next_part(&self, at: u64, looked: &mut u64) -> Option<Range<u64>> {
+    pub async fn next_part(&self, mut at: u64, looked: &mut u64) -> Option<Range<u64>> {
         let size = self.attributes.size_bytes;
-        let mut at = at;
         // The tree may claim more allocated bytes than the file has, so a long file is checked for
         // holes too, at intervals.
         let is_sparse = self.attributes.allocated_bytes < size;
@@ -187,17 +176,22 @@ impl Contents {
             Ok(bytes) => Some((self, bytes)),
             Err(error) => {
                 self.fail_volume(&error);
-                // If it gets its name all the same, it has its length.
-                let sized = rustix::fs::ftruncate(&self.output, size);
-                sized.unwrap_or_else(|error| tracing::debug!(%error, "stays empty"));
+                self.lengthen();
                 None
             }
         }
     }
 
+    /// Gives a small file that was not filled its length, in case that it gets its name all the same.
+    fn lengthen(&self) {
+        let sized = rustix::fs::ftruncate(&self.output, self.attributes.size_bytes);
+        sized.unwrap_or_else(|error| tracing::debug!(%error, "stays short"));
+    }
+
     fn write_small(&self, body: &[Bytes]) {
         if let Err(reason) = self.write(0, body) {
-            return self.fail(&reason);
+            self.fail(&reason);
+            return self.lengthen();
         }
         let length = body.iter().map(|part| part.len() as u64).sum();
         self.left.fetch_sub(length, Ordering::Relaxed);
@@ -236,7 +230,9 @@ pub async fn fill_small(files: Vec<Arc<Contents>>) {
     // A file detects the bytes that a panicked thread did not write.
     let written = tokio::task::spawn_blocking(move || {
         for (file, body) in read.into_iter().flatten() {
-            file.write_small(&body);
+            if !file.job.is_abandoned.load(Ordering::SeqCst) {
+                file.write_small(&body);
+            }
         }
     });
     let _ = written.await;

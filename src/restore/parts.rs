@@ -30,7 +30,7 @@ impl Parts {
         if let Some(bytes) = file.small_bytes() {
             return self.add_small(file, bytes).await;
         }
-        if file.set_length().is_none() {
+        if !file.set_length() {
             return;
         }
         let (mut at, mut looked) = (0, 0);

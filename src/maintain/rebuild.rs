@@ -359,7 +359,8 @@ pub struct Remains<'a> {
 /// Sessions that left journals are ended in it, so that the next holder of their volume replays
 /// them. All others are absent, and find themselves fenced.
 ///
-/// Volumes take at most half of a root. Removed ones are left out first, the oldest before all.
+/// Volumes take at most half of a root. Removed ones are left out first: those without journals, the
+/// oldest before all, then those with some.
 pub fn root(remains: &Remains<'_>) -> (Root, Vec<String>) {
     let mut root = Root::new(remains.repository, remains.nonce);
     let by_id: HashMap<Id, &CommitRecord> = remains
@@ -387,7 +388,9 @@ pub fn root(remains: &Remains<'_>) -> (Root, Vec<String>) {
         };
         root.volumes.insert(volume.clone(), entry);
         if record.removes {
-            removed.push((record.time, volume));
+            // A removal whose commit was never made leaves the journals of a living volume.
+            let has_journals = remains.journals.iter().any(|left| left.0 == *volume);
+            removed.push((has_journals, record.time, volume));
         }
     }
     root.generation = generation(remains, commits);
@@ -399,13 +402,13 @@ pub fn root(remains: &Remains<'_>) -> (Root, Vec<String>) {
     (root, left_out)
 }
 
-/// Takes removed volumes out of a root, the oldest first, until the root takes no more than half of
-/// the bytes that it may have. `removed` has them with the times of their removals. Returns those
-/// that it has taken out.
-fn make_room(root: &mut Root, mut removed: Vec<(Timestamp, &String)>) -> Vec<String> {
+/// Takes removed volumes out of a root until the root takes no more than half of the bytes that it
+/// may have. `removed` has them with whether they left journals and the times of their removals, by
+/// which they are ordered. Returns those that it has taken out.
+fn make_room(root: &mut Root, mut removed: Vec<(bool, Timestamp, &String)>) -> Vec<String> {
     removed.sort();
     let mut left_out = Vec::new();
-    for (_, volume) in removed {
+    for (_, _, volume) in removed {
         let encoded = root.encode();
         if encoded.is_ok_and(|bytes| bytes.len() <= ROOT_BYTES_MAX / 2) {
             break;

@@ -257,6 +257,11 @@ fn removed_volumes_leave_room_in_a_rebuilt_root() {
     assert!(root.volumes.contains_key("main") && root.volumes.len() > 100);
     assert!(root.volumes.contains_key("clone-of-last-night-1999"));
     assert!(!root.volumes.contains_key("clone-of-last-night-0"));
+    // The removal of the oldest was perhaps never made: a session of it left journals.
+    let left = ("clone-of-last-night-0".to_owned(), SessionId(77));
+    let root = rebuilt_with(&records, &BTreeSet::from([left]));
+    assert!(root.volumes.contains_key("clone-of-last-night-0"));
+    assert!(root.sessions.contains_key(&SessionId(77)));
 }
 
 #[test]

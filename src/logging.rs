@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::printable;
 
@@ -32,7 +32,7 @@ pub struct Log(Arc<Mutex<Sink>>);
 impl Log {
     /// Starts logging to stderr.
     ///
-    /// `BKFS_LOG` overrides the level, in the syntax of tracing's `EnvFilter`.
+    /// `BKFS_LOG` overrides the level, in the syntax of tracing's `Targets`.
     pub fn start(verbose: u8, quiet: bool) -> Log {
         let log = Log(Arc::new(Mutex::new(Sink::Terminal)));
         let filter = filter(verbose, quiet);
@@ -75,17 +75,34 @@ impl Log {
 }
 
 /// What is logged. `BKFS_LOG` overrides it.
-fn filter(verbose: u8, quiet: bool) -> EnvFilter {
+fn filter(verbose: u8, quiet: bool) -> Targets {
     let level = match (quiet, verbose) {
         (true, _) => LevelFilter::ERROR,
         (false, 0) => LevelFilter::WARN,
         (false, 1) => LevelFilter::INFO,
         (false, _) => LevelFilter::DEBUG,
     };
-    EnvFilter::builder()
-        .with_default_directive(level.into())
-        .with_env_var("BKFS_LOG")
-        .from_env_lossy()
+    let wanted = std::env::var("BKFS_LOG").unwrap_or_default();
+    targets(&wanted).unwrap_or_else(|| Targets::new().with_default(level))
+}
+
+/// Returns what a list as `info,bkfs=debug` names. A part that cannot be read is left out, since a
+/// typing error must not end a backup. Returns `None` if no part is left.
+fn targets(wanted: &str) -> Option<Targets> {
+    let parts = wanted
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty());
+    let mut all = Targets::new();
+    let mut any = false;
+    for part in parts.filter_map(|part| part.parse::<Targets>().ok()) {
+        any = true;
+        if let Some(level) = part.default_level() {
+            all = all.with_default(level);
+        }
+        all = all.with_targets(part);
+    }
+    any.then_some(all)
 }
 
 impl Write for Log {
@@ -129,4 +146,30 @@ fn log_file() -> Option<File> {
         .mode(0o600)
         .open(path)
         .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    #[test]
+    fn a_list_names_a_level_for_all_and_levels_of_parts() {
+        let targets = targets("info, bkfs_store=debug,bkfs::cache=off").unwrap();
+        assert!(targets.would_enable("bkfs", &Level::INFO));
+        assert!(!targets.would_enable("bkfs", &Level::DEBUG));
+        assert!(targets.would_enable("bkfs_store::remote", &Level::DEBUG));
+        assert!(!targets.would_enable("bkfs::cache", &Level::ERROR));
+    }
+
+    #[test]
+    fn what_cannot_be_read_leaves_the_rest_in_force() {
+        let named = targets("bkfs=loud,warn").unwrap();
+        assert!(named.would_enable("bkfs", &Level::WARN));
+        assert!(!named.would_enable("bkfs", &Level::INFO));
+        for nothing in ["", " ,", "bkfs=loud"] {
+            assert_eq!(targets(nothing), None, "{nothing:?}");
+        }
+    }
 }

@@ -111,6 +111,14 @@ fn entry(attributes: Attributes) -> Entry {
 }
 
 impl NullFs {
+    /// Returns an empty filesystem with direct I/O, as bkfs serves files that are only written.
+    pub fn as_bkfs() -> Self {
+        Self::new(NullConfig {
+            direct_io: true,
+            parallel_direct_writes: false,
+        })
+    }
+
     /// Returns an empty filesystem.
     pub fn new(config: NullConfig) -> Self {
         let mut files = Files::default();

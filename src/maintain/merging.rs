@@ -137,19 +137,7 @@ pub async fn merge_runs_until(
         () = &mut told => return Ok(Merged { stop: Some(Stop::Told), ..Merged::default() }),
     };
     let ingest = Ingest::new(repository.content_store.clone(), session.id().0);
-    let mut merger = Merger {
-        handle,
-        lists: &repository.lists,
-        verifier,
-        ingest: &ingest,
-        session: session.id(),
-        base: session.heartbeat().base(),
-        packs: None,
-        seen: SeenGroups::default(),
-        avoided: Avoided::default(),
-        damages: 0,
-        merged: Merged::default(),
-    };
+    let mut merger = Merger::new(repository, verifier, &ingest, &session);
     let done = tokio::select! {
         biased;
         done = merger.work(policy, goes_on) => done,
@@ -221,6 +209,29 @@ enum Outcome {
     Fruitless,
     /// The root has no room for the group that is being built.
     NoRoom,
+}
+
+impl<'a> Merger<'a> {
+    fn new(
+        repository: &'a Repository,
+        verifier: &'a Verifier,
+        ingest: &'a Ingest,
+        session: &OpenSession,
+    ) -> Self {
+        Merger {
+            handle: &repository.handle,
+            lists: &repository.lists,
+            verifier,
+            ingest,
+            session: session.id(),
+            base: session.heartbeat().base(),
+            packs: None,
+            seen: SeenGroups::default(),
+            avoided: Avoided::default(),
+            damages: 0,
+            merged: Merged::default(),
+        }
+    }
 }
 
 impl Merger<'_> {

@@ -95,6 +95,15 @@ pub fn three_files() -> Bucket {
     bucket
 }
 
+/// Reads the [`three_files`], and unmounts.
+pub fn is_readable(host: Host) {
+    for number in 0..3 {
+        let read = host.read(&format!("file-{number}"));
+        assert!(read == Some(noise(number, 3 << 20)), "file {number}");
+    }
+    host.finish().expect("unmounted");
+}
+
 /// A machine that cannot read these index objects.
 pub fn without_index(bucket: &Bucket, covered: &[RunGroup]) -> Host {
     let faults = Arc::new(FaultStore::new(bucket.memory.clone()));

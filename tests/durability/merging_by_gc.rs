@@ -14,7 +14,7 @@ use bkfs_testing::fault::{Fault, FaultStore, Strike};
 use serde_json::Value;
 
 use crate::collecting::OPTIONS;
-use crate::host::{Bucket, Unsealed, noise, opening, runtime};
+use crate::host::{Bucket, Unsealed, opening, runtime};
 use crate::merging::*;
 
 /// Bounds by which all of a small index is merged.
@@ -191,12 +191,26 @@ fn a_collection_merges_also_if_there_is_nothing_to_free() {
         assert_eq!(lines.count(), usize::from(is_first), "{said:?}");
         is_merged(&bucket);
     }
-    let host = bucket.host();
-    for number in 0..3 {
-        let read = host.read(&format!("file-{number}"));
-        assert!(read == Some(noise(number, 3 << 20)), "file {number}");
-    }
-    host.finish().expect("unmounted");
+    is_readable(bucket.host());
+}
+
+/// Merges all of an index as a collection does, by a command that waits for the store for minutes. It
+/// is told to end when a fault strikes, and must do so within 20 s.
+fn told_at_a_fault(faults: &Arc<FaultStore>, output: &Output) -> Result<(), Failure> {
+    let done = runtime().block_on(async {
+        let patient = opening(Duration::from_secs(300));
+        let repository = open_in(faults.clone(), patient, &mut Unsealed).await;
+        let repository = repository.expect("opened");
+        let told = async {
+            while faults.struck() == 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            "ended by a signal"
+        };
+        let merge = merge_by_gc(&repository, &ALL, output, told);
+        tokio::time::timeout(Duration::from_secs(20), merge).await
+    });
+    done.expect("it ends soon")
 }
 
 #[test]
@@ -210,18 +224,7 @@ fn a_signal_ends_a_merge_in_the_middle_of_a_step() {
     faults.plan(silent.nth(4).always());
     let output = output(true, true);
     let begin = Instant::now();
-    let done = runtime().block_on(async {
-        let patient = opening(Duration::from_secs(300));
-        let repository = open_in(faults.clone(), patient, &mut Unsealed).await;
-        let repository = repository.expect("opened");
-        let told = async {
-            while faults.struck() == 0 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            "ended by a signal"
-        };
-        merge_by_gc(&repository, &ALL, &output, told).await
-    });
+    let done = told_at_a_fault(&faults, &output);
     assert!(begin.elapsed() < Duration::from_secs(10), "it ends soon");
     let failure = done.expect_err("it did not merge all");
     assert_eq!(failure.exit_code(), 1);
@@ -252,20 +255,7 @@ fn a_signal_is_heard_while_the_session_of_a_merge_ends() {
     let silent = Strike::with(Fault::Hang).on(Operation::Delete);
     faults.plan(silent.keys("sessions/").always());
     let output = output(true, true);
-    let done = runtime().block_on(async {
-        let patient = opening(Duration::from_secs(300));
-        let repository = open_in(faults.clone(), patient, &mut Unsealed).await;
-        let repository = repository.expect("opened");
-        let told = async {
-            while faults.struck() == 0 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            "ended by a signal"
-        };
-        let merge = merge_by_gc(&repository, &ALL, &output, told);
-        tokio::time::timeout(Duration::from_secs(20), merge).await
-    });
-    let done = done.expect("it ends soon");
+    let done = told_at_a_fault(&faults, &output);
     assert!(faults.struck() > 0, "the end was waited for");
     assert_eq!(code(&done), 0, "all is merged");
     is_merged(&bucket);

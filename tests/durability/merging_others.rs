@@ -35,12 +35,7 @@ fn three_groups() -> Bucket {
 
 fn has_three(bucket: &Bucket) {
     is_whole(bucket);
-    let host = without_index(bucket, &groups(bucket));
-    for number in 0..3 {
-        let read = host.read(&format!("file-{number}"));
-        assert!(read == Some(noise(number, 3 << 20)), "file {number}");
-    }
-    host.finish().expect("unmounted");
+    is_readable(without_index(bucket, &groups(bucket)));
 }
 
 /// Checks that the root names no run that is gone, that a collection leaves no other run, and that a
@@ -298,12 +293,7 @@ fn a_group_with_a_newer_form_of_run_is_left_alone_and_the_rest_merges() {
         assert_eq!(merge(&bucket, &POLICY).runs, 0, "nothing is left to do");
         let used = root(&bucket).generation - generation;
         assert!(used <= 2, "{used} replacements, for no more than a session");
-        let host = bucket.host();
-        for number in 0..3 {
-            let read = host.read(&format!("file-{number}"));
-            assert!(read == Some(noise(number, 3 << 20)), "file {number}");
-        }
-        host.finish().expect("unmounted");
+        is_readable(bucket.host());
     }
 }
 

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use crate::clones::{require_whole, root, with};
+use crate::host::new_file;
 use crate::paused::{Mount, World, paused, seconds, snapshot};
 use crate::scratch::cloning;
 
@@ -540,13 +541,16 @@ fn a_trace_replaces_no_file_that_is_none() {
         store(&world, "older", &of(&["one.ibd"], &[(0, 0, 4)])).await;
         let traces = with(&world, "traces").mount().await;
         let volume = traces.0.volume().expect("writable").clone();
-        let directory = bkfs::stream::directory(&volume, &[b"main".to_vec()], &file()).await;
+        let directory = bkfs::stream::directory(&volume, &[b"main".to_vec()], &new_file()).await;
         let directory = directory.expect("is there");
         for (name, bytes) in [
             (&b"empty"[..], &b""[..]),
             (b"letter", b"bkfs-traces are fine"),
         ] {
-            let made = volume.make(directory, name, file()).await.expect("made");
+            let made = volume
+                .make(directory, name, new_file())
+                .await
+                .expect("made");
             let bytes = Bytes::from_static(bytes);
             let written = volume.write(made.inode, 0, bytes, Default::default());
             written.await.expect("written");
@@ -565,15 +569,4 @@ fn a_trace_replaces_no_file_that_is_none() {
         let replaced = load(&repository, "main", "older").await.expect("stored");
         assert_eq!(replaced.touches[0].pages, 8);
     });
-}
-
-fn file() -> NewInode {
-    NewInode {
-        mode: libc::S_IFREG | 0o644,
-        uid: 0,
-        gid: 0,
-        device: 0,
-        target: None,
-        profile: 0,
-    }
 }

@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::data;
 use crate::disk::{flush, remove, text};
 use crate::measure::{self, Run, shell, verified};
-use crate::null_fs::{NullConfig, NullFs};
+use crate::null_fs::NullFs;
 use crate::targets::{AGAIN, NULL, NULL_BY_CORE, PUT_TREE, RESTIC_TREE, RSYNC};
 use crate::verify::same_trees;
 
@@ -77,10 +77,7 @@ fn null(
     config: &MountConfig,
 ) -> Outcome<()> {
     let point = context.fresh("null")?;
-    let null = Arc::new(NullFs::new(NullConfig {
-        direct_io: true,
-        parallel_direct_writes: false,
-    }));
+    let null = Arc::new(NullFs::as_bkfs());
     let session = mount(null, &point, config)?;
     let unpacked = shell(&format!("tar -xf {} -C {}", text(archive), text(&point)));
     let there = unpacked.is_ok().then(|| names_below(&point));

@@ -14,7 +14,7 @@ use crate::Outcome;
 use crate::context::Context;
 use crate::disk::{remove, text};
 use crate::measure::{self, Run, shell, verified};
-use crate::null_fs::{NullConfig, NullFs};
+use crate::null_fs::NullFs;
 use crate::program::Mounted;
 use crate::targets::{OPEN, READDIR, REMOVE, RENAME, STAT};
 
@@ -112,10 +112,7 @@ pub(super) fn null(
     config: &MountConfig,
 ) -> Outcome<()> {
     let point = context.fresh("null")?;
-    let null = Arc::new(NullFs::new(NullConfig {
-        direct_io: true,
-        parallel_direct_writes: false,
-    }));
+    let null = Arc::new(NullFs::as_bkfs());
     let session = mount(null, &point, config)?;
     let steps = all(context, &Null(&point), archive);
     session.unmount(false)?;

@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::data::{self, Texture};
 use crate::disk::{flush, remove, text};
 use crate::measure::{self, Run, shell, verified};
-use crate::null_fs::{NullConfig, NullFs};
+use crate::null_fs::NullFs;
 use crate::targets::PIPED;
 use crate::verify::same_bytes;
 
@@ -60,10 +60,7 @@ fn local(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
 /// bkfs does for files that are only written.
 fn null(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
     let point = context.fresh("null")?;
-    let null = Arc::new(NullFs::new(NullConfig {
-        direct_io: true,
-        parallel_direct_writes: false,
-    }));
+    let null = Arc::new(NullFs::as_bkfs());
     let session = mount(null.clone(), &point, &MountConfig::new("null"))?;
     let written = shell(&format!(
         "dd if={} of={}/copy bs=1M",

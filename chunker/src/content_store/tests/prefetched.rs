@@ -33,6 +33,28 @@ async fn behind_faults(world: &World) -> (Arc<FaultStore>, ContentStore) {
     (faults, store)
 }
 
+/// Stores a file of 12 MiB. Returns its pieces, and a store 100 ms away, with the lists of its chunks
+/// in memory.
+async fn far_file(world: &mut World) -> (Vec<Piece>, ContentStore) {
+    let (mut files, _) = stored(world, &[12 * MIB]).await;
+    let (faults, store) = behind_faults(world).await;
+    let pieces = files.remove(0);
+    let segments = pieces.iter().map(|piece| piece.target.id());
+    let segments: Vec<Id> = segments.collect();
+    store.chunks_of(&segments).await.expect("reads");
+    faults.plan(Strike::with(Fault::Delay(Duration::from_millis(100))).always());
+    (pieces, store)
+}
+
+/// Returns a KiB in the middle of a piece.
+fn inside(piece: &Piece) -> Piece {
+    Piece {
+        offset: piece.length / 2,
+        length: 1024,
+        ..*piece
+    }
+}
+
 #[tokio::test]
 async fn each_frame_of_a_list_is_fetched_once_and_no_other() {
     let (mut world, directory) = cached_world(31);
@@ -240,24 +262,13 @@ async fn a_piece_counts_once_no_read_of_it_sends_a_request() {
 async fn a_read_comes_before_the_prefetches_that_wait() {
     let mut world = World::new(36, true);
     world.config.downloads = 8;
-    let (files, _) = stored(&mut world, &[12 * MIB]).await;
-    let (faults, store) = behind_faults(&world).await;
-    // Lists of chunks are in memory before.
-    let segments = files[0].iter().map(|piece| piece.target.id());
-    let segments: Vec<Id> = segments.collect();
-    store.chunks_of(&segments).await.expect("reads");
-    faults.plan(Strike::with(Fault::Delay(Duration::from_millis(100))).always());
-    let (last, first) = files[0].split_last().expect("has several");
+    let (pieces, store) = far_file(&mut world).await;
+    let (last, first) = pieces.split_last().expect("has several");
     let begun = tokio::time::Instant::now();
     let list = store.prefetch_list();
     let read = async {
         tokio::time::sleep(Duration::from_millis(10)).await;
-        let asked = Piece {
-            offset: last.length / 2,
-            length: 1024,
-            ..*last
-        };
-        store.read(&[asked]).await.expect("reads");
+        store.read(&[inside(last)]).await.expect("reads");
         begun.elapsed()
     };
     // Far more requests than may run.
@@ -277,15 +288,9 @@ async fn a_read_does_not_wait_for_the_memory_of_prefetches() {
     let mut world = World::new(37, true);
     world.config.downloads = 8;
     world.config.memory.fetch_bytes = 10 * MIB as u64;
-    let (files, _) = stored(&mut world, &[12 * MIB]).await;
-    let (faults, store) = behind_faults(&world).await;
-    // Lists of chunks are in memory before.
-    let segments = files[0].iter().map(|piece| piece.target.id());
-    let segments: Vec<Id> = segments.collect();
-    store.chunks_of(&segments).await.expect("reads");
-    faults.plan(Strike::with(Fault::Delay(Duration::from_millis(100))).always());
+    let (pieces, store) = far_file(&mut world).await;
     let begun = tokio::time::Instant::now();
-    let (first, rest) = files[0].split_at(8);
+    let (first, rest) = pieces.split_at(8);
     let bring = async |pieces: &[Piece]| {
         let bytes = pieces.iter().map(|piece| u64::from(piece.length)).sum();
         let room = store.prefetch(bytes).expect("there is room");
@@ -294,12 +299,7 @@ async fn a_read_does_not_wait_for_the_memory_of_prefetches() {
     };
     let read = async |piece: &Piece| {
         tokio::time::sleep(Duration::from_millis(10)).await;
-        let asked = Piece {
-            offset: piece.length / 2,
-            length: 1024,
-            ..*piece
-        };
-        store.read(&[asked]).await.expect("reads");
+        store.read(&[inside(piece)]).await.expect("reads");
         begun.elapsed()
     };
     // The second read joins a prefetch that waits for memory.

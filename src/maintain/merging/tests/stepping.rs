@@ -115,19 +115,7 @@ async fn a_step_is_judged_by_the_root_that_it_was_planned_by() {
     let session = session.expect("entered");
     let ingest = Ingest::new(repository.content_store.clone(), session.id().0);
     let verifier = verifier(&repository).expect("opened");
-    let mut merger = Merger {
-        handle,
-        lists: &repository.lists,
-        verifier: &verifier,
-        ingest: &ingest,
-        session: session.id(),
-        base: session.heartbeat().base(),
-        packs: None,
-        seen: SeenGroups::default(),
-        avoided: Avoided::default(),
-        damages: 0,
-        merged: Merged::default(),
-    };
+    let mut merger = Merger::new(&repository, &verifier, &ingest, &session);
     let view = handle.current();
     let step = POLICY.next(&view.root, &merger.avoided);
     let step = step.expect("it is enough");

@@ -27,6 +27,7 @@ use crate::cli::hooks::Hooks;
 use crate::cli::named::resolve;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
+use crate::cli::signals::Hangup;
 use crate::cli::target::target;
 use crate::cli::tool::code_of;
 use crate::maintain::forgetting::Changer;
@@ -361,7 +362,7 @@ async fn run_command(
 ) -> Result<Ended, Failure> {
     let no_signals = |error: std::io::Error| Failure::new(format!("signals: {error}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
-    let mut hangup = signal(SignalKind::hangup()).map_err(no_signals)?;
+    let mut hangup = Hangup::listen().map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     let mut child = start(command, user, output)?;
     let late = async {

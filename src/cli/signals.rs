@@ -3,7 +3,9 @@
 //! Owns: which these are, and that an ignored hangup stays ignored. Does not own: what a command does
 //! then.
 
-use tokio::signal::unix::{SignalKind, signal};
+use std::io;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Returns when a signal asks for the end, so that neither half a file nor a held volume is left
 /// behind. A SIGHUP that is ignored, as below nohup(1), asks for nothing.
@@ -20,6 +22,30 @@ pub async fn signals() -> &'static str {
         _ = told(Some(SignalKind::interrupt())) => "interrupted",
         _ = told(Some(SignalKind::terminate())) => "ended by a signal",
         _ = told(hangup) => "the terminal was closed",
+    }
+}
+
+/// SIGHUP, which is waited for only if this process does not ignore it. What it starts ignores it
+/// then as well.
+pub struct Hangup(Option<Signal>);
+
+impl Hangup {
+    /// Starts to listen.
+    ///
+    /// # Errors
+    /// The I/O error of setting the handler.
+    pub fn listen() -> io::Result<Hangup> {
+        let heard = !ignores_hangup();
+        let signal = heard.then(|| signal(SignalKind::hangup())).transpose()?;
+        Ok(Hangup(signal))
+    }
+
+    /// Waits for the signal; forever if it is ignored.
+    pub async fn recv(&mut self) {
+        match &mut self.0 {
+            Some(signal) => signal.recv().await,
+            None => std::future::pending().await,
+        };
     }
 }
 

@@ -9,6 +9,7 @@ use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::output::{Failure, complain};
+use crate::cli::signals::Hangup;
 
 /// The exit codes of env(1) and similar tools for a command that is there and cannot be run, and
 /// for one that is not there.
@@ -44,7 +45,7 @@ pub async fn run_tool(command: &[OsString]) -> Result<i32, Failure> {
     let name = command[0].to_string_lossy();
     let no_signals = |error: std::io::Error| Failure::new(format!("signals: {error}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
-    let mut hangup = signal(SignalKind::hangup()).map_err(no_signals)?;
+    let mut hangup = Hangup::listen().map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     let mut quit = signal(SignalKind::quit()).map_err(no_signals)?;
     let mut child = match Command::new(&command[0]).args(&command[1..]).spawn() {

@@ -98,6 +98,22 @@ run_ends_with_its_tool() {
   gone "$tool" 10 || wrong "the tool lives on"
   gone "$pid" 10 || wrong "bkfs run lives on"
 }
+# What is below nohup(1) ignores SIGHUP, and so does what it starts.
+run_survives_a_hangup_below_nohup() {
+  local pid tool status=0
+  rm -f "$SUITE_TMP/tool"
+  # shellcheck disable=SC2016
+  "$MACHINE/run" sh -c 'trap "" HUP; exec "$@"' sh "$BKFS_BIN" run --name hung-up "$MNT" -- \
+    sh -c "echo \$\$ >'$SUITE_TMP/tool'; sleep 1" &
+  pid=$!
+  remember_pid $pid
+  wait_for 20 test -s "$SUITE_TMP/tool"
+  tool=$(cat "$SUITE_TMP/tool")
+  kill -HUP "$tool" "$(pgrep -P "$pid" | head -n 1)"
+  wait "$pid" || status=$?
+  [ "$status" = 0 ] || wrong "it ended with $status"
+  test -d "$MNT/.snapshots/hung-up"
+}
 
 # --- a store that takes nothing any more ----------------------------------------------------------
 
@@ -373,6 +389,7 @@ case_of "bkfs run makes a snapshot of what its tool wrote" run_makes_a_snapshot
 case_of "bkfs run passes on the status of a tool that failed" run_passes_the_tools_status_on
 case_of "bkfs run exits with 125 when it is bkfs that failed" run_says_when_bkfs_failed
 case_of "bkfs run asked to end ends its tool first" run_ends_with_its_tool
+case_of "bkfs run and its tool survive a hangup below nohup" run_survives_a_hangup_below_nohup
 case_of "a mount that cannot store any more fails and names what is lost" poisoned_and_named
 case_of "while poisoned every write, fsync, snapshot and unmount fails, and it does not recover by \
 itself" \

@@ -336,10 +336,9 @@ a_hangup_ends_no_put_below_nohup() {
   local pipe=$SUITE_TMP/pipe ignoring
   mkfifo "$pipe"
   for ignoring in no yes; do
-    (
-      [ "$ignoring" = no ] || trap '' HUP
-      exec "$MACHINE/run" "$BKFS_BIN" put "$URL" "hangup-$ignoring" "$pipe" >"$SUITE_TMP/put.log" 2>&1
-    ) &
+    # shellcheck disable=SC2016
+    (exec "$MACHINE/run" sh -c '[ "$0" = no ] || trap "" HUP; exec "$@"' "$ignoring" \
+      "$BKFS_BIN" put "$URL" "hangup-$ignoring" "$pipe" >"$SUITE_TMP/put.log" 2>&1) &
     PUT=$!
     exec {stream}>"$pipe"
     head -c 20000000 /dev/urandom >&"$stream"

@@ -449,22 +449,25 @@ P
 }
 bkfs_holds() { bkfs session list --json "$URL" | grep -q "\"$1\""; }
 
-# It is appended to in odd pieces while it is read, up to 300 MB.
+# It is appended to in odd pieces while it is read, up to 300 MB, four times.
 a_file_that_grows_is_stored() {
-  local log=$SUITE_TMP/growing writer length
-  python3 -c '
+  local log=$SUITE_TMP/growing writer length name
+  for name in grown-1 grown-2 grown-3 grown-4; do
+    rm -f "$log"
+    python3 -c '
 import os, sys
 piece = bytes(range(1, 252)) * 3
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 for _ in range(300000000 // len(piece)): os.write(log, piece)
 ' "$log" &
-  writer=$!
-  until [ -s "$log" ]; do sleep 0.01; done
-  exits 0 bkfs put "$URL" growing "$log" -q --json
-  length=$(told bytes)
-  wait "$writer"
-  bkfs dump --volume streams "$URL" latest:/growing | cmp -n "$length" - "$log" ||
-    wrong "other bytes"
+    writer=$!
+    until [ -s "$log" ]; do sleep 0.01; done
+    exits 0 bkfs put "$URL" "$name" "$log" -q --json
+    length=$(told bytes)
+    wait "$writer"
+    bkfs dump --volume streams "$URL" "latest:/$name" | cmp -n "$length" - "$log" ||
+      wrong "other bytes"
+  done
   rm "$log"
 }
 

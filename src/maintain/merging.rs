@@ -45,7 +45,7 @@ pub use policy::MergePolicy;
 use policy::{Avoided, Step};
 use seen::SeenGroups;
 
-/// How often a merge goes on after an input that cannot be read.
+/// How often a merge goes on after groups left the root for an input that cannot be read.
 const DAMAGES_MAX: u32 = 8;
 
 /// How long a merge that was told to end waits for the end of its session.
@@ -195,7 +195,7 @@ struct Merger<'a> {
     seen: SeenGroups,
     /// What could not be read.
     avoided: Avoided,
-    /// How many inputs could not be read.
+    /// How many times groups left the root since an input could not be read.
     damages: u32,
     merged: Merged,
 }
@@ -291,8 +291,9 @@ impl Merger<'_> {
         let is_named = |key: &String| names_object(&now.root, key);
         match input.filter(is_named) {
             Some(key) if self.damages < DAMAGES_MAX => {
-                self.damages += 1;
-                self.do_without(&now.root, &key, &error).await?;
+                if !self.do_without(&now.root, &key, &error).await? {
+                    self.damages += 1;
+                }
                 Ok(Outcome::Made)
             }
             None if now.root.mark() != view.root.mark() => Ok(Outcome::Fruitless),
@@ -327,46 +328,45 @@ impl Merger<'_> {
     }
 
     /// Lets the next steps do without an input that cannot be read. A damaged group that has it leaves
-    /// the root, and so does the group that is being built of it, or of the index object.
+    /// the root, and so does the group that is being built. If the input is of a form that only newer
+    /// programs read, all groups stay: one of these programs builds the group.
+    ///
+    /// Returns true if no group left, and the input was not avoided before: so that this happens once
+    /// for each input. Groups that are built anew can be damaged again and again.
     async fn do_without(
         &mut self,
         root: &Root,
         key: &str,
         error: &RootError,
-    ) -> Result<(), RootError> {
+    ) -> Result<bool, RootError> {
         let name = PackName::from_key(key).ok().map(|(_, name)| name);
-        self.avoided.index.extend(name);
+        let mut is_new = name.is_some_and(|name| self.avoided.index.insert(name));
         let has_it = |group: &&RunGroup| {
             let is_run = group.runs.iter().any(|run| Some(run.name) == name);
             is_run || group.dropped.is_some_and(|list| Some(list.name) == name)
         };
-        let (building, complete): (Vec<&RunGroup>, Vec<&RunGroup>) = root
-            .run_groups()
-            .iter()
-            .partition(|group| !group.is_complete());
-        let having = complete.into_iter().filter(has_it).map(|group| group.begun);
-        let mut leaving: Vec<u64> = building.iter().map(|group| group.begun).collect();
-        match is_of_another_form(error) {
-            true => {
-                tracing::warn!(%error, "what this program cannot read is not merged");
-                self.avoided.groups.extend(having);
+        let concerned = root.run_groups().iter();
+        let concerned = concerned.filter(|group| !group.is_complete() || has_it(group));
+        let concerned: Vec<u64> = concerned.map(|group| group.begun).collect();
+        if is_of_another_form(error) {
+            tracing::warn!(%error, "what this program cannot read is not merged");
+            for group in concerned {
+                is_new |= self.avoided.groups.insert(group);
             }
-            false => {
-                tracing::warn!(%error, "an index is merged anew");
-                leaving.extend(having);
-            }
+            return Ok(is_new);
         }
-        if leaving.is_empty() {
-            return Ok(());
+        tracing::warn!(%error, "an index is merged anew");
+        if concerned.is_empty() {
+            return Ok(is_new);
         }
         let mut change = DropGroups {
             session: self.session,
-            groups: leaving,
+            groups: concerned,
         };
         let made = self.handle.update(&mut change).await?.output;
         self.seen.forget(&change.groups);
         self.seen.note(&made.all);
-        Ok(())
+        Ok(false)
     }
 
     /// Returns false if the root has no room for the group.

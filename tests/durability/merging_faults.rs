@@ -118,6 +118,28 @@ fn an_index_object_that_is_damaged_keeps_no_other_one_from_being_merged() {
     }
 }
 
+#[test]
+fn many_damaged_index_objects_keep_no_other_one_from_being_merged() {
+    let bucket = three_files();
+    add_forged(&bucket, 0..20);
+    let objects = root(&bucket).index;
+    let damaged: Vec<_> = objects.iter().step_by(2).copied().collect();
+    assert!(damaged.len() > 9, "{objects:?}");
+    for index in &damaged {
+        spoil(&bucket, &index.name.key(Class::Index));
+    }
+    let policy = MergePolicy {
+        run_records: 8 << 10,
+        ..OBJECTS_ONLY
+    };
+    merge(&bucket, &policy);
+    let mut left = root(&bucket).uncovered_index();
+    left.sort_by_key(|index| index.name);
+    let mut damaged = damaged;
+    damaged.sort_by_key(|index| index.name);
+    assert_eq!(left, damaged);
+}
+
 /// Runs that a group had when its merge was broken off.
 fn begun(bucket: &Bucket) -> Option<(u64, Vec<RunRef>)> {
     let group = root(bucket).building_group().cloned()?;

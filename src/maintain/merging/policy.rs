@@ -91,10 +91,18 @@ impl MergePolicy {
         self.next(root, &Avoided::default()).is_some()
     }
 
-    /// Returns the number of blobs in index objects of which groups can be made, and are not.
+    /// Returns the number of blobs in index objects of which groups can be made, and no complete one
+    /// is.
     pub fn unmerged_blobs(&self, root: &Root) -> u64 {
-        let left = self.uncovered(root);
-        left.iter().map(|index| index.blobs).sum()
+        let of_objects = |group: &&RunGroup| {
+            let building = group.building.as_ref();
+            building.is_some_and(|building| building.from.is_empty())
+        };
+        let half_made = root.building_group().filter(of_objects);
+        let half_made = half_made.map(|group| root.covered_by(group));
+        let left = self.uncovered(root).into_iter();
+        let left = left.chain(half_made.into_iter().flatten());
+        left.map(|index| index.blobs).sum()
     }
 
     /// Returns the index objects that no group covers, without the smallest ones: commits absorb
@@ -108,6 +116,9 @@ impl MergePolicy {
     /// Returns the next step in a root, if there is one.
     pub(super) fn next(&self, root: &Root, avoided: &Avoided) -> Option<Step> {
         if let Some(group) = root.building_group() {
+            if avoided.groups.contains(&group.begun) {
+                return None;
+            }
             let slice = group.missing().into_iter().next()?;
             return Some(Step::Write(Box::new(group.clone()), slice));
         }

@@ -157,8 +157,10 @@ async fn put(
     output: &Output,
 ) -> Result<(CommitOutcome, u64), Failure> {
     let volume = session.alone.volume();
-    place.check(volume).await.map_err(failure)?;
-    let (source, mut input) = Input::begin(command, limit)?;
+    let checked = async { place.check(volume).await.map_err(failure) };
+    session.stoppable(checked).await?;
+    let begun = Input::begin(command, limit);
+    let (source, mut input) = session.stoppable(begun).await?;
     let new = new_file(place, &input.facts, umask);
     let received = input.receive(source, &new, session, output).await?;
     let length = received.bytes;
@@ -174,9 +176,9 @@ async fn put(
             nanoseconds: file.modified.1,
         },
     );
-    keep(volume, place, &new, received, modified)
-        .await
-        .map_err(failure)?;
+    let kept = keep(volume, place, &new, received, modified);
+    let kept = async { kept.await.map_err(failure) };
+    session.stoppable(kept).await?;
     let request = SnapshotRequest {
         name: command.name.clone(),
         tags: command.tags.clone(),
@@ -186,11 +188,14 @@ async fn put(
 }
 
 impl Input {
-    fn begin(command: &Put, limit: &OpenFiles) -> Result<(Source, Input), Failure> {
+    async fn begin(command: &Put, limit: &OpenFiles) -> Result<(Source, Input), Failure> {
         let mut child = None;
         let source = if let Some(path) = command.sources.first() {
-            Source::open(path)
-                .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?
+            let opened = path.clone();
+            // The open of a pipe waits for its writer.
+            let opened = tokio::task::spawn_blocking(move || Source::open(&opened)).await;
+            let opened = opened.map_err(std::io::Error::other).flatten();
+            opened.map_err(|error| Failure::new(format!("{}: {error}", path.display())))?
         } else if let Some(program) = command.command.first() {
             let failed = |error: std::io::Error| {
                 Failure::new(format!("cannot run {}: {error}", program.to_string_lossy()))

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use crate::cli::access::open;
 use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
-use crate::cli::signals::signals;
+use crate::cli::signals::Endings;
 use crate::cli::target::target;
 use crate::mounting::alone::{Alone, AloneParts};
 use crate::mounting::ending::Deadline;
@@ -61,21 +61,21 @@ struct Signals {
 }
 
 impl Signals {
-    /// Starts to listen. Signals no longer end the process by themselves then.
+    /// Starts to listen. Signals no longer end the process by themselves then, unless no handler can
+    /// be set.
     fn listen() -> Signals {
         let (sender, heard) = watch::channel((0, ""));
+        let endings = Endings::listen();
         let listener = tokio::spawn(async move {
+            let Ok(mut endings) = endings else {
+                return std::future::pending().await;
+            };
             loop {
-                let why = signals().await;
+                let why = endings.recv().await;
                 sender.send_modify(|heard| *heard = (heard.0 + 1, why));
             }
         });
         Signals { heard, listener }
-    }
-
-    /// Returns true once a signal came.
-    fn is_any(&self) -> bool {
-        self.heard.borrow().0 > 0
     }
 
     /// Waits for the signal after the first `before`, and says what it was.
@@ -125,7 +125,7 @@ impl Session {
         })
     }
 
-    /// Does work until a signal ends it.
+    /// Does work until a signal ends it. After a signal no work begins.
     ///
     /// # Errors
     /// Those of the work; a failure that names the signal.
@@ -134,8 +134,9 @@ impl Session {
         work: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         tokio::select! {
-            done = work => done,
+            biased;
             why = self.signalled() => Err(Failure::new(why)),
+            done = work => done,
         }
     }
 
@@ -147,18 +148,18 @@ impl Session {
     /// Makes the snapshot of the work.
     ///
     /// # Errors
-    /// The failure of the snapshot. After a signal its outcome is unknown.
+    /// The failure of the snapshot. It is asked for in any case, since all of it is in the volume; after
+    /// a signal the outcome is unknown.
     pub async fn snapshot(&self, request: SnapshotRequest) -> Result<CommitOutcome, Failure> {
-        let made = async { Ok(self.alone.volume().snapshot(request).await?) };
-        let made = self.stoppable(made).await;
-        made.map_err(|failure| match self.signals.is_any() {
-            true => {
+        tokio::select! {
+            biased;
+            made = self.alone.volume().snapshot(request) => Ok(made?),
+            why = self.signalled() => {
                 let hint = "bkfs snapshots says whether it was made.";
-                let failure = failure.context("the snapshot was being made");
-                failure.code(Code::Unknown).hint(hint)
+                let failure = Failure::new(why).context("the snapshot was being made");
+                Err(failure.code(Code::Unknown).hint(hint))
             }
-            false => failure,
-        })
+        }
     }
 
     /// Ends the session after the work, and returns its result. The reason why nothing can be

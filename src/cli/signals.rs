@@ -10,18 +10,40 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Returns when a signal asks for the end, so that neither half a file nor a held volume is left
 /// behind. A SIGHUP that is ignored, as below nohup(1), asks for nothing.
 pub async fn signals() -> &'static str {
-    let told = |kind: Option<SignalKind>| async move {
-        match kind.map(signal) {
-            Some(Ok(mut signal)) => signal.recv().await,
-            // A signal that cannot be waited for ends the process as it always does.
-            Some(Err(_)) | None => std::future::pending().await,
+    match Endings::listen() {
+        Ok(mut endings) => endings.recv().await,
+        // A signal that cannot be waited for ends the process as it always does.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+/// The signals that ask for the end, from the moment on at which it listens.
+pub struct Endings {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Hangup,
+}
+
+impl Endings {
+    /// Starts to listen.
+    ///
+    /// # Errors
+    /// The I/O error of setting a handler.
+    pub fn listen() -> io::Result<Endings> {
+        Ok(Endings {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: Hangup::listen()?,
+        })
+    }
+
+    /// Waits for the next signal, and says what it was.
+    pub async fn recv(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "interrupted",
+            _ = self.terminate.recv() => "ended by a signal",
+            () = self.hangup.recv() => "the terminal was closed",
         }
-    };
-    let hangup = (!ignores_hangup()).then(SignalKind::hangup);
-    tokio::select! {
-        _ = told(Some(SignalKind::interrupt())) => "interrupted",
-        _ = told(Some(SignalKind::terminate())) => "ended by a signal",
-        _ = told(hangup) => "the terminal was closed",
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -24,6 +25,9 @@ pub const RESERVED: [&[u8]; 2] = [b".snapshots", b".bkfs"];
 
 /// Bytes in memory that are written to a volume at once.
 const PART_BYTES: usize = 1 << 20;
+
+/// Time limit for dropping a stream that is not kept.
+const DROPPING: Duration = Duration::from_secs(10);
 
 /// Why a stream did not become a file.
 #[derive(Debug, thiserror::Error)]
@@ -204,7 +208,7 @@ pub struct Received {
 ///
 /// # Errors
 /// [`StreamError::Read`] if the stream cannot be read, [`StreamError::Volume`] if it cannot be
-/// stored, [`StreamError::Stopped`] with the result of `stop` if that comes first.
+/// stored, [`StreamError::Stopped`] with the result of `stop` if that comes before its end is stored.
 pub async fn receive(
     volume: &Arc<Volume>,
     new: &NewInode,
@@ -212,10 +216,17 @@ pub async fn receive(
     progress: &StreamProgress,
     stop: impl Future<Output = &'static str>,
 ) -> Result<Received, StreamError> {
-    let inode = volume.begin_deposit(new).await?;
+    let mut stop = std::pin::pin!(stop);
+    let inode = tokio::select! {
+        biased;
+        why = &mut stop => return Err(StreamError::Stopped(why)),
+        inode = volume.begin_deposit(new) => inode?,
+    };
+    // A tool that the same signal ended may have ended the stream as well.
     let filled = tokio::select! {
-        filled = fill(volume, inode, blocks, progress) => filled,
+        biased;
         why = stop => Err(StreamError::Stopped(why)),
+        filled = fill(volume, inode, blocks, progress) => filled,
     };
     match filled {
         Ok(bytes) => Ok(Received { inode, bytes }),
@@ -254,10 +265,13 @@ pub async fn deposit(
     })
 }
 
-/// Drops a received stream.
+/// Drops a received stream. If the volume cannot do that within [`DROPPING`], the next session does.
 pub async fn abandon(volume: &Volume, received: Received) {
-    if let Err(error) = volume.drop_deposit(received.inode).await {
-        tracing::debug!("left to the next session: {error}");
+    let dropped = volume.drop_deposit(received.inode);
+    match tokio::time::timeout(DROPPING, dropped).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!("left to the next session: {error}"),
+        Err(late) => tracing::debug!("left to the next session: {late}"),
     }
 }
 

@@ -291,10 +291,13 @@ put_ends() {
   wait "$PUT" || STATUS=$?
   cat "$SUITE_TMP/put.log"
 }
+# is_held URL: a session writes streams there.
+is_held() { bkfs session list --json "$1" | grep -q '"streams"'; }
 # is_ended_though_full PATH SOURCE: a signal ends a put whose store takes nothing more.
 is_ended_though_full() {
   begin_put "$full/bucket" "$1" "$2"
   wait_for 30 grep -q 'No space left' "$SUITE_TMP/put.log" || wrong "$(cat "$SUITE_TMP/put.log")"
+  wait_for 30 is_held "$full/bucket" || wrong "its session is not in the root"
   kill -INT "$(pgrep -P "$PUT" -x bkfs)" || wrong "it had ended already"
   wait_for 30 gone "$PUT" 0 || wrong "it goes on after a signal"
   put_ends
@@ -331,6 +334,33 @@ a_put_that_is_ended_shows_nothing() {
   is_sound
 }
 
+# A pipe that nothing writes to yet, and a tool that takes the same signal for the end of its work.
+a_signal_ends_any_wait_of_a_put() {
+  local pipe=$SUITE_TMP/pipe before held
+  before=$(names_of)
+  mkfifo "$pipe"
+  begin_put "$URL" unwritten "$pipe"
+  wait_for 30 is_held "$URL" || wrong "it does not hold the volume"
+  kill -INT "$(pgrep -P "$PUT" -x bkfs)" || wrong "it had ended already"
+  wait_for 10 gone "$PUT" 0 || wrong "it goes on after a signal"
+  put_ends
+  [ "$STATUS" = 1 ] || wrong "it ended with $STATUS"
+  rm "$pipe"
+  # shellcheck disable=SC2016
+  begin_put "$URL" half -- sh -c 'trap "exit 0" INT; echo half; echo $$ >"$0"; sleep 60 & wait' \
+    "$SUITE_TMP/tool"
+  wait_for 30 test -s "$SUITE_TMP/tool"
+  held=$(pgrep -P "$(cat "$SUITE_TMP/tool")")
+  kill -INT "$(pgrep -P "$PUT" -x bkfs)" "$(cat "$SUITE_TMP/tool")"
+  put_ends
+  kill "$held"
+  [ "$STATUS" = 1 ] || wrong "it ended with $STATUS"
+  [ "$(names_of)" = "$before" ] || wrong "a put that was ended made a snapshot"
+  exits 0 bkfs put "$URL" other "$SRC/small" --name after-half
+  exits 0 bkfs ls --volume streams "$URL" after-half
+  says_not half unwritten
+}
+
 # What is below nohup(1) ignores SIGHUP.
 a_hangup_ends_no_put_below_nohup() {
   local pipe=$SUITE_TMP/pipe ignoring
@@ -347,7 +377,7 @@ a_hangup_ends_no_put_below_nohup() {
     exec {stream}>&-
     put_ends
     case $ignoring in
-      no) [ "$STATUS" != 0 ] || wrong "a hangup did not end it" ;;
+      no) [ "$STATUS" = 1 ] || wrong "after a hangup it ended with $STATUS" ;;
       yes) [ "$STATUS" = 0 ] || wrong "a hangup ended it with $STATUS" ;;
     esac
   done
@@ -520,6 +550,7 @@ case_of "leased files are waited for" leased_files_are_waited_for
 case_of "few open files are enough" few_open_files_are_enough
 case_of "bad arguments are refused" bad_arguments_are_refused
 case_of "a put that is ended shows nothing" a_put_that_is_ended_shows_nothing
+case_of "a signal ends any wait of a put" a_signal_ends_any_wait_of_a_put
 case_of "a hangup ends no put below nohup" a_hangup_ends_no_put_below_nohup
 case_of "a file that grows is stored" a_file_that_grows_is_stored
 case_of "moving sources are named and stored" moving_sources_are_named_and_stored

@@ -152,6 +152,7 @@ fn merged_json(merged: &Merged, error: Option<&RootError>) -> Value {
         (Some(Stop::Told), _) => Some("signal"),
         (Some(Stop::GroupsGone), _) => Some("groups_gone"),
         (Some(Stop::NoRoom), _) => Some("no_room"),
+        (Some(Stop::Newer), _) => Some("newer"),
     };
     json!({
         "merged_runs": merged.runs,
@@ -202,6 +203,10 @@ pub fn merged_text(merged: &Merged, error: Option<&RootError>) -> String {
         Some(Stop::NoRoom) => {
             "\nthe merge ended early: the root has no room for further groups of runs. The rest of \
              the index is read as before"
+        }
+        Some(Stop::Newer) => {
+            "\nthe merge ended early: a newer bkfs has begun a group of runs, which only it can build. \
+             The rest of the index is read as before. Merge with that bkfs"
         }
     };
     text

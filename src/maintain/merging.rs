@@ -69,6 +69,8 @@ pub enum Stop {
     GroupsGone,
     /// The root has no room for a further group.
     NoRoom,
+    /// A newer program builds a group. There is one such group at a time.
+    Newer,
 }
 
 /// What a merge has done.
@@ -250,7 +252,9 @@ impl Merger<'_> {
                 return Ok(Some(Stop::GroupsGone));
             }
             let Some(step) = policy.next(&view.root, &self.avoided) else {
-                return Ok(None);
+                let building = view.root.building_group();
+                let is_newer = building.is_some_and(|of| self.avoided.groups.contains(&of.begun));
+                return Ok(is_newer.then_some(Stop::Newer));
             };
             if !goes_on(&self.merged) {
                 return Ok(Some(Stop::Bound));
@@ -291,7 +295,9 @@ impl Merger<'_> {
         let is_named = |key: &String| names_object(&now.root, key);
         match input.filter(is_named) {
             Some(key) if self.damages < DAMAGES_MAX => {
-                if !self.do_without(&now.root, &key, &error).await? {
+                let building = view.root.building_group().map(|group| group.begun);
+                let without = self.do_without(&now.root, building, &key, &error);
+                if !without.await? {
                     self.damages += 1;
                 }
                 Ok(Outcome::Made)
@@ -328,7 +334,7 @@ impl Merger<'_> {
     }
 
     /// Lets the next steps do without an input that cannot be read. A damaged group that has it leaves
-    /// the root, and so does the group that is being built. If the input is of a form that only newer
+    /// the root, and so does the group that was being built: `building`. If the input is of a form that only newer
     /// programs read, all groups stay: one of these programs builds the group.
     ///
     /// Returns true if no group left, and the input was not avoided before: so that this happens once
@@ -336,6 +342,7 @@ impl Merger<'_> {
     async fn do_without(
         &mut self,
         root: &Root,
+        building: Option<u64>,
         key: &str,
         error: &RootError,
     ) -> Result<bool, RootError> {
@@ -346,7 +353,8 @@ impl Merger<'_> {
             is_run || group.dropped.is_some_and(|list| Some(list.name) == name)
         };
         let concerned = root.run_groups().iter();
-        let concerned = concerned.filter(|group| !group.is_complete() || has_it(group));
+        let is_building = |group: &RunGroup| !group.is_complete() && Some(group.begun) == building;
+        let concerned = concerned.filter(|group| is_building(group) || has_it(group));
         let concerned: Vec<u64> = concerned.map(|group| group.begun).collect();
         if is_of_another_form(error) {
             tracing::warn!(%error, "what this program cannot read is not merged");

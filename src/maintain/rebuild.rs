@@ -389,7 +389,9 @@ pub fn root(remains: &Remains<'_>) -> (Root, Vec<String>) {
         root.volumes.insert(volume.clone(), entry);
         if record.removes {
             // A removal whose commit was never made leaves the journals of a living volume.
-            let has_journals = remains.journals.iter().any(|left| left.0 == *volume);
+            let first = (volume.clone(), SessionId(0));
+            let mut journals = remains.journals.range(first..);
+            let has_journals = journals.next().is_some_and(|left| left.0 == *volume);
             removed.push((has_journals, record.time, volume));
         }
     }

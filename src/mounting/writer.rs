@@ -399,9 +399,12 @@ impl Writer {
         } = self;
         tasks.volume.freeze(false);
         let is_thrown_away = tasks.volume.promise() == Promise::ThrownAway;
-        let committed = match tasks.commit(deadline).await {
-            Ok(committed) => Ok(committed),
-            Err(error) => Err(tasks.keep(error, deadline).await),
+        let committed = match is_thrown_away {
+            true => tasks.throw_away().await,
+            false => match tasks.commit(deadline).await {
+                Ok(committed) => Ok(committed),
+                Err(error) => Err(tasks.keep(error, deadline).await),
+            },
         };
         let leave = async {
             if is_thrown_away {
@@ -430,6 +433,14 @@ impl Writer {
 }
 
 impl Tasks {
+    /// Ends the tasks without a commit, also in the middle of one that only lets the base rise.
+    async fn throw_away(&mut self) -> Result<CommitOutcome, VolumeError> {
+        self.committer.abort();
+        let _ = (&mut self.committer).await;
+        self.end_journaler().await;
+        Ok(CommitOutcome::default())
+    }
+
     /// Makes the last commit. When this returns, no task works for the volume any more.
     async fn commit(&mut self, deadline: &Deadline) -> Result<CommitOutcome, VolumeError> {
         // A receiver that is gone has ended by itself.

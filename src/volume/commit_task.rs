@@ -68,6 +68,22 @@ impl Volume {
                 )),
             };
         }
+        self.queue(snapshot).await
+    }
+
+    /// Commits also what will be thrown away: the tree then refers to no pack that was condemned, so
+    /// that these can be deleted.
+    ///
+    /// # Errors
+    /// As [`Volume::commit`].
+    pub async fn commit_for_the_base(&self) -> Result<CommitOutcome, VolumeError> {
+        match self.failure() {
+            Some(error) => Err(error),
+            None => self.queue(None).await,
+        }
+    }
+
+    async fn queue(&self, snapshot: Option<SnapshotRequest>) -> Result<CommitOutcome, VolumeError> {
         let (done, answer) = oneshot::channel();
         let stopped = || VolumeError::Commit("the volume is closing".into());
         self.requests

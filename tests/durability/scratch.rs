@@ -12,8 +12,9 @@ use bkfs::volumes::reap::{Patience, reap};
 use bkfs_store::Store;
 
 use crate::clones::{changer, read, require_whole, root, with, world};
-use crate::collecting::forget;
-use crate::paused::{Mount, World, paused, seconds};
+use crate::collecting::{forget, gather};
+use crate::host::noise;
+use crate::paused::{Mount, World, paused, seconds, snapshot};
 
 /// Returns a machine whose mounts are clones of snapshot `one` of `main`, as this volume.
 pub fn cloning(world: &World, volume: &str) -> World {
@@ -101,6 +102,43 @@ fn a_clone_that_is_mounted_with_a_name_stays() {
             assert_eq!(read(&world, &name, "file0").await.unwrap(), b"contents 0");
         }
         require_whole(&world).await;
+    });
+}
+
+/// A clone stored pages again that were there already. The packs of these are condemned.
+#[test]
+fn a_scratch_clone_holds_no_deletion_back() {
+    paused(async {
+        let world = World::new(seconds(60)).await;
+        let data = noise(1, 3 << 20);
+        let mount = world.mount().await;
+        mount.put("file0", b"contents").await;
+        snapshot(&mount, "one").await;
+        mount.put("old", &data).await;
+        snapshot(&mount, "two").await;
+        let volume = mount.0.volume().expect("writable").clone();
+        volume
+            .unlink(bkfs::volume::ROOT_INODE, b"old")
+            .await
+            .expect("removed");
+        mount.0.finish().await.expect("ended");
+        let scratch = cloning(&world, "scratch~1");
+        let mount = Mount(scratch.try_assemble(false).await.expect("mounted"));
+        let (file, _) = mount.write("new", &data).await;
+        let volume = mount.0.volume().expect("writable").clone();
+        volume.settle(file.0).await.expect("stored");
+        assert!(!volume.ingest().relied_on().is_empty());
+        let there = world.repository_elsewhere().await;
+        forget(&there, "two").await;
+        assert!(gather(&there).await.condemned.packs > 0);
+        let mut deleted = 0;
+        for _ in 0..4 {
+            tokio::time::sleep(seconds(120)).await;
+            deleted += gather(&there).await.deleted_packs;
+        }
+        assert!(deleted > 0, "it holds them back");
+        assert_eq!(mount.read("new").await, Some(data));
+        mount.0.finish().await.expect("ended");
     });
 }
 

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::future::join_all;
+use futures::future::{join, join_all, join3};
 
 use crate::lock::Lock;
 use crate::{Store, StoreError, StoreErrorKind, Version};
@@ -112,15 +112,13 @@ pub async fn probe_conditional_writes(
     salt: &str,
     races: Races,
 ) -> Result<(), ProbeError> {
-    let mut probe = Probe {
-        store,
-        salt,
-        keys: Vec::new(),
-    };
-    let verdict = probe.run(races).await;
-    let removed = probe.remove().await;
-    match verdict {
-        Ok(()) => removed,
+    // A mount waits for the result, and the store may be far away.
+    let mut alone = Probe::new(store, format!("{salt}-alone"));
+    let mut raced = Probe::new(store, format!("{salt}-raced"));
+    let (single, many) = join(alone.clean(Step::Alone), raced.race(races)).await;
+    let (removed, also) = join(alone.remove(), raced.remove()).await;
+    match single.and(many) {
+        Ok(()) => removed.and(also),
         Err(Verdict::Unfit(fault) | Verdict::Doubtful(fault) | Verdict::Odd(fault)) => {
             Err(ProbeError::Unfit {
                 store: store.describe(),
@@ -188,10 +186,10 @@ fn absent(key: &str) -> String {
     format!("{key}-absent")
 }
 
-/// A running probe.
+/// A running probe, with names of its own.
 struct Probe<'a> {
     store: &'a dyn Store,
-    salt: &'a str,
+    salt: String,
     /// The keys that it has used.
     keys: Vec<String>,
 }
@@ -199,7 +197,7 @@ struct Probe<'a> {
 /// The tests of one attempt under one name.
 #[derive(Clone, Copy)]
 enum Step {
-    /// Single requests, one after another.
+    /// Single requests. Those that write are sent one after another.
     Alone,
     /// This many concurrent requests.
     Raced(usize),
@@ -210,17 +208,26 @@ impl Step {
         if let Step::Raced(contenders) = self {
             return probe_races(store, key, contenders).await;
         }
-        probe_creation(store, key).await?;
-        let version = probe_replacement(store, key).await?;
-        probe_absence(store, &absent(key), &version).await?;
-        probe_list(store, key).await?;
-        probe_parts(store, key).await
+        let first = probe_creation(store, key).await?;
+        let version = probe_replacement(store, key, first).await?;
+        let other = absent(key);
+        let absence = probe_absence(store, &other, &version);
+        let (absence, listed, parts) =
+            join3(absence, probe_list(store, key), probe_parts(store, key)).await;
+        absence.and(listed).and(parts)
     }
 }
 
-impl Probe<'_> {
-    async fn run(&mut self, races: Races) -> Result<(), Verdict> {
-        self.clean(Step::Alone).await?;
+impl<'a> Probe<'a> {
+    fn new(store: &'a dyn Store, salt: String) -> Self {
+        Probe {
+            store,
+            salt,
+            keys: Vec::new(),
+        }
+    }
+
+    async fn race(&mut self, races: Races) -> Result<(), Verdict> {
         for _ in 0..races.rounds {
             self.clean(Step::Raced(races.contenders)).await?;
         }
@@ -336,7 +343,8 @@ async fn expect_content(
     }
 }
 
-async fn probe_creation(store: &dyn Store, key: &str) -> Result<(), Verdict> {
+/// Returns the version of the object that it made.
+async fn probe_creation(store: &dyn Store, key: &str) -> Result<Version, Verdict> {
     let created = match store.put_new(key, body(key, "first")).await {
         Ok(version) => version,
         Err(error) if error.kind() == StoreErrorKind::AlreadyExists => {
@@ -367,15 +375,18 @@ async fn probe_creation(store: &dyn Store, key: &str) -> Result<(), Verdict> {
     )
     .await?;
     match read == created {
-        true => Ok(()),
+        true => Ok(read),
         false => {
             Err("a write and a read of the same object name different versions (ETags)".into())
         }
     }
 }
 
-async fn probe_replacement(store: &dyn Store, key: &str) -> Result<Version, Verdict> {
-    let (_, first) = store.get(key).await?;
+async fn probe_replacement(
+    store: &dyn Store,
+    key: &str,
+    first: Version,
+) -> Result<Version, Verdict> {
     let second = match store.replace(key, body(key, "second"), &first).await {
         Ok(version) => version,
         Err(error) if error.kind() == StoreErrorKind::Conflict => {
@@ -470,8 +481,8 @@ async fn probe_parts(store: &dyn Store, key: &str) -> Result<(), Verdict> {
     let tail_bytes = length / 2 + 5;
     for _ in 0..READS_MAX {
         let read = store.get_range(key, part.start as u64..part.end as u64);
-        let middle = read.await.map_err(refused)?;
-        let tail = store.get_tail(key, tail_bytes as u64).await;
+        let (middle, tail) = join(read, store.get_tail(key, tail_bytes as u64)).await;
+        let middle = middle.map_err(refused)?;
         let (tail, size) = tail.map_err(refused)?;
         if size != length as u64 {
             return Err("a read of the end of an object gives another length".into());

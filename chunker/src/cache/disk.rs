@@ -96,6 +96,11 @@ impl DiskCache {
         self.state.lock().used
     }
 
+    /// Returns the bytes that the files take on disk now, those of other processes included.
+    pub(crate) fn used_on_disk(&self) -> u64 {
+        DiskCacheState::of(&self.root).map_or(0, |state| state.used)
+    }
+
     /// Sets the limit, in bytes. Evicts nothing.
     pub(crate) fn limit_to(&self, bytes: u64) {
         self.limit.store(bytes, Ordering::Relaxed);
@@ -204,7 +209,7 @@ impl DiskCache {
 
     /// Frees the disk space of a range of a pack. Errors are ignored: the space stays in use.
     pub(crate) fn punch(&self, name: PackName, range: &Range<u64>) {
-        let Ok(file) = self.file_for_writing(name) else {
+        let Some(file) = self.file_for_reading(name) else {
             return;
         };
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

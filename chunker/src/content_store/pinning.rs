@@ -124,8 +124,9 @@ impl ContentStore {
         let make = move || {
             pins.refresh();
             let mut parts = plan.parts;
-            check_room(&shared, &pins, &parts)?;
-            let made = pins.add(&mut parts, &description, &*shared.link.entropy);
+            let _bringing = pins.bringing();
+            let check = |parts: &Parts| check_room(&shared, &pins, parts);
+            let made = pins.add(&mut parts, &description, &*shared.link.entropy, check);
             shared.reader.heed_pins();
             made
         };
@@ -147,12 +148,12 @@ impl ContentStore {
         let pins = self.pins()?;
         let listed = pin.clone();
         let begin = move || {
-            let held = pins.hold(&listed)?;
+            let held = (pins.hold(&listed)?, pins.bringing());
             // Another process may have removed files that are open here.
             pins.frames().reopen();
             Ok((pins, listed.packs()?, held))
         };
-        let (pins, packs, _held) = blocking(begin).await?;
+        let (pins, packs, held) = blocking(begin).await?;
         let jobs = ranges(&packs);
         let reader = &self.shared.reader;
         futures::stream::iter(jobs.into_iter().map(Ok))
@@ -165,7 +166,13 @@ impl ContentStore {
             })
             .await?;
         let (pin, shared) = (pin.clone(), Arc::clone(&self.shared));
-        blocking(move || pins.complete(&pin, &*shared.link.entropy)).await
+        let complete = move || {
+            let completed = pins.complete(&pin, &*shared.link.entropy);
+            drop(held);
+            shared.reader.heed_pins();
+            completed
+        };
+        blocking(complete).await
     }
 
     /// Gives a pin up. Returns the bytes of disk that are free.
@@ -377,7 +384,10 @@ fn check_room(shared: &Runtime, pins: &Pins, plan: &Parts) -> Result<(), PinErro
         });
     }
     let evictable = shared.reader.disk.as_ref().map_or(0, |disk| disk.used());
+    // Frames of other pins may still have to be brought.
+    let promised = pinned_bytes.saturating_sub(pins.frames().used_on_disk());
     let free_bytes = pins.free_bytes().saturating_add(evictable);
+    let free_bytes = free_bytes.saturating_sub(promised);
     match disk_bytes > free_bytes {
         true => Err(PinError::DiskTooSmall {
             disk_bytes,

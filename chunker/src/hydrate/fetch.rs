@@ -270,8 +270,9 @@ impl Reader {
     async fn fetch_cached(&self, trip: &Trip, errands: Vec<Errand>) -> Vec<Errand> {
         let pack = trip.candidate.location.pack;
         let disk = self.disk.clone().filter(|disk| disk.has(pack));
-        let pins = self.pins.clone().filter(|pins| pins.frames().has(pack));
-        if disk.is_none() && pins.is_none() {
+        let pins = self.pins.clone();
+        let is_pinned = |pins: &Arc<crate::pins::Pins>| pins.frames().has(pack);
+        if disk.is_none() && !pins.as_ref().is_some_and(is_pinned) {
             return errands;
         }
         let locations: Vec<Location> = errands.iter().map(|errand| errand.location).collect();
@@ -280,10 +281,11 @@ impl Reader {
         let read = tokio::task::spawn_blocking(move || {
             let frames = locations.into_iter().map(|location| {
                 let (offset, length) = (location.offset, location.length as usize);
-                let pinned = pins.as_ref();
-                let pinned = pinned.and_then(|pins| pins.frames().read(pack, offset, length));
+                let pinned = || pins.as_ref()?.frames().read(pack, offset, length);
                 let cached = || disk.as_ref()?.read(pack, offset, length);
-                Some((location, pinned.or_else(cached)?))
+                // It may move from the cache to the pins between these two.
+                let found = pinned().or_else(cached).or_else(pinned);
+                Some((location, found?))
             });
             frames.collect::<Vec<_>>()
         });

@@ -63,15 +63,20 @@ impl Reader {
         let _part = self.hydration_gate.reserve(memory).await;
         let mut brought = Brought::default();
         let pinned = pins.clone();
-        let read = move |location: &Location| read(pinned.frames(), location);
+        let found = move |location: &Location| read(pinned.frames(), location);
         let mut missing = self
-            .sound(&trip, locations, read, &mut brought)
+            .sound(&trip, locations, found, &mut brought)
             .await
             .missing;
         let mut rounds = 0;
         while !missing.is_empty() {
             rounds += 1;
             missing = self.pin_cached(&trip, &pins, missing, &mut brought).await?;
+            // Another pin may have taken it from the cache meanwhile.
+            let pinned = pins.clone();
+            let again = move |location: &Location| read(pinned.frames(), location);
+            let sound = self.sound(&trip, missing, again, &mut brought).await;
+            missing = sound.missing;
             let mut fetches = Vec::new();
             let mut tickets = Vec::new();
             for location in std::mem::take(&mut missing) {
@@ -105,10 +110,13 @@ impl Reader {
         let Some(disk) = self.disk.clone() else {
             return Ok(locations);
         };
-        let read = move |location: &Location| read(&disk, location);
+        let cached = disk.clone();
+        let read = move |location: &Location| read(&cached, location);
         let sound = self.sound(trip, locations, read, brought).await;
         let pack = trip.candidate.location.pack;
-        self.put_pinned(pins, pack, sound.frames).await?;
+        let copied = united(sound.frames.iter().map(|(at, _)| at.range()));
+        // One copy is enough: no frame that is still to be copied is evicted for this one.
+        self.put_pinned(pins, pack, sound.frames, copied).await?;
         Ok(sound.missing)
     }
 
@@ -204,7 +212,7 @@ impl Reader {
         }
         let bytes = good.iter().map(|(at, _)| u64::from(at.length)).sum();
         let pack = trip.candidate.location.pack;
-        let written = self.put_pinned(pins, pack, good).await;
+        let written = self.put_pinned(pins, pack, good, Vec::new()).await;
         for (key, duty, answer) in waits {
             // Not kept in memory: a later caller finds it on disk.
             match written.is_ok() && !duty.is_awaited() {
@@ -236,12 +244,14 @@ impl Reader {
         (sealed, answer.map_or(Err(lost), |(_, answer)| answer))
     }
 
-    /// Writes frames to disk. If the disk is full, evicts as much of the disk cache once.
+    /// Writes frames to disk, and frees ranges of the pack in the disk cache. If the disk is full,
+    /// evicts as much of the disk cache once.
     async fn put_pinned(
         &self,
         pins: &Arc<Pins>,
         pack: PackName,
         frames: Vec<(Location, Bytes)>,
+        copied: Vec<Range<u64>>,
     ) -> Result<(), PinError> {
         if frames.is_empty() {
             return Ok(());
@@ -264,6 +274,11 @@ impl Reader {
                 written => written,
             };
             counters.pinned_bytes.set(pins.frames().used());
+            if let (Some(disk), Ok(())) = (&disk, &written) {
+                copied.iter().for_each(|range| disk.punch(pack, range));
+                disk.reserve(pins.reserved_bytes());
+                counters.disk_cache_bytes.set(disk.used());
+            }
             written.map_err(|error| pins.failed(error))
         };
         match tokio::task::spawn_blocking(write).await {
@@ -271,6 +286,20 @@ impl Reader {
             Err(_) => Err(ContentError::Internal("a write to the cache broke off").into()),
         }
     }
+}
+
+/// Unites ranges that adjoin.
+fn united(ranges: impl Iterator<Item = Range<u64>>) -> Vec<Range<u64>> {
+    let mut all: Vec<Range<u64>> = ranges.collect();
+    all.sort_by_key(|range| range.start);
+    all.dedup_by(|next, last| {
+        let adjoins = next.start <= last.end;
+        if adjoins {
+            last.end = last.end.max(next.end);
+        }
+        adjoins
+    });
+    all
 }
 
 /// Frames that were read from disk and verified, and those that were not there.

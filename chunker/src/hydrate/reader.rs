@@ -201,7 +201,7 @@ pub(super) fn heed(pins: &Pins, catalog: &Catalog, disk: Option<&DiskCache>, cou
     catalog.set_pinned(tables);
     counters.pinned_bytes.set(pins.frames().used());
     if let Some(disk) = disk {
-        disk.reserve(pins.disk_bytes());
+        disk.reserve(pins.reserved_bytes());
         counters.disk_cache_bytes.set(disk.used());
     }
 }

@@ -21,6 +21,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bkfs_store::entropy::{Entropy, number, salt};
 use parking_lot::Mutex;
@@ -136,6 +137,8 @@ pub(crate) struct Pins {
     directory: PathBuf,
     frames: DiskCache,
     keyring: Keyring,
+    /// How many tasks of this process bring frames.
+    bringing: Arc<AtomicUsize>,
     state: Mutex<Listed>,
 }
 
@@ -149,6 +152,16 @@ struct Listed {
     has_unread: bool,
     /// What the frames of all pins take, in bytes of whole blocks.
     disk_bytes: u64,
+}
+
+/// Says that frames are being brought, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Bringing(Arc<AtomicUsize>);
+
+impl Drop for Bringing {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The lock of a table: as long as it is held, no other process brings or gives up the frames.
@@ -169,6 +182,7 @@ impl Pins {
             frames: DiskCache::open(&directory, u64::MAX)?,
             directory,
             keyring,
+            bringing: Arc::default(),
             state: Mutex::default(),
         };
         pins.refresh();
@@ -183,6 +197,21 @@ impl Pins {
     /// Returns the pins, in the order of their names, which is that of their making.
     pub(crate) fn list(&self) -> Vec<Arc<Pin>> {
         self.state.lock().pins.clone()
+    }
+
+    /// Says that frames of a pin are about to be brought by this process.
+    pub(crate) fn bringing(&self) -> Bringing {
+        self.bringing.fetch_add(1, Ordering::Relaxed);
+        Bringing(Arc::clone(&self.bringing))
+    }
+
+    /// Returns the bytes of disk that the cache leaves to pins. What this process is still to bring
+    /// may lie in the cache: that makes room for it frame by frame.
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        match self.bringing.load(Ordering::Relaxed) {
+            0 => self.disk_bytes(),
+            _ => self.frames.used(),
+        }
     }
 
     /// Returns what all pins take, in bytes of whole blocks.
@@ -310,15 +339,18 @@ impl Pins {
     /// Makes a pin of parts, whose frames are then to be brought.
     ///
     /// # Errors
-    /// [`PinError::TooMany`]; [`PinError::Disk`] if its files cannot be written.
+    /// [`PinError::TooMany`]; [`PinError::Disk`] if its files cannot be written; that of `check`,
+    /// which no other process that makes a pin comes between.
     pub(crate) fn add(
         &self,
         parts: &mut Parts,
         description: &[u8],
         entropy: &dyn Entropy,
+        check: impl FnOnce(&Parts) -> Result<(), PinError>,
     ) -> Result<Arc<Pin>, PinError> {
         let _turn = self.lock().map_err(|error| self.failed(error))?;
         self.read_again();
+        check(parts)?;
         let last = self.list();
         if last.len() >= PINS_MAX {
             return Err(PinError::TooMany);

@@ -145,6 +145,28 @@ async fn what_is_not_pinned_is_asked_for_and_refused() {
 }
 
 #[tokio::test]
+async fn what_is_cached_is_not_fetched_again_to_be_pinned() {
+    let (mut world, _directory) = cached_world(4);
+    let (files, _) = stored(&mut world, &[3 * MIB, 3 * MIB]).await;
+    world.config.cache_bytes = 8 * MIB as u64;
+    let store = world.loaded().await;
+    for file in &files {
+        store.read(file).await.expect("reads");
+    }
+    let mut blobs = blobs_of(&store, &files[0]).await;
+    blobs.extend(blobs_of(&store, &files[1]).await);
+    let pin = pin(&store, &blobs, b"both").await;
+    let (found, fetched) = bring(&store, &pin).await;
+    assert_eq!((found, fetched), (pin.facts().stored_bytes, 0));
+    let metrics = store.metrics();
+    assert!(metrics.disk_cache_bytes + metrics.pinned_bytes <= 8 * MIB as u64);
+    let alone = store.of_pins_alone().expect("has pins");
+    for file in &files {
+        alone.read(file).await.expect("is pinned");
+    }
+}
+
+#[tokio::test]
 async fn no_eviction_takes_what_is_pinned() {
     let (mut world, directory) = cached_world(3);
     let lengths = [2 * MIB, 3 * MIB, 3 * MIB, 3 * MIB];

@@ -259,8 +259,11 @@ fn checked(mount: &MountClient, answer: &Value, output: &Output) -> Result<(), F
         .unwrap_or_default();
     if answer["holds"] == true {
         return output.result(answer, || {
+            let places = answer["places"].as_array();
+            let places = places.into_iter().flatten().map(shown);
             format!(
-                "all of it is in the cache: {} in {} inodes were read without the store",
+                "all of {} is in the cache: {} in {} inodes were read without the store",
+                places.collect::<Vec<_>>().join(", "),
                 bytes(count(answer, "bytes")),
                 count(answer, "inodes"),
             )

@@ -260,9 +260,12 @@ impl Hydrating {
         let pinned = pins
             .iter()
             .flat_map(|pin| places_of(&pin.facts().description));
+        let pinned: Vec<Planted> = pinned.collect();
         let mut meant = Vec::new();
-        for planted in pinned {
-            for place in places {
+        let mut absent = Vec::new();
+        for place in places {
+            let before = meant.len();
+            for planted in &pinned {
                 match planted.tree() {
                     Some(tree) if place.is_within(&planted.place) => {
                         meant.push(Planted::new(place.clone(), tree));
@@ -271,21 +274,31 @@ impl Hydrating {
                     _ => {}
                 }
             }
+            if meant.len() == before {
+                absent.push(place);
+            }
         }
         if meant.is_empty() {
             return Err(HydrationError::NothingPinned);
         }
         let offline = self.content_store.of_pins_alone()?;
         let proof = prove(&offline, &meant).await;
+        let absent = absent.into_iter().map(|place| {
+            let why = "nothing of it is pinned";
+            with_name(json!({ "why": why }), "path", &place.path())
+        });
+        let absent: Vec<Value> = absent.collect();
         let unread = proof
             .unread
             .iter()
             .map(|(path, why)| with_name(json!({ "why": why }), "path", path));
+        let places = meant.iter().map(|planted| planted.place.json());
         Ok(json!({
-            "holds": proof.holds(),
+            "holds": proof.holds() && absent.is_empty(),
+            "places": places.collect::<Vec<_>>(),
             "inodes": proof.inodes,
             "bytes": proof.bytes,
-            "unread": unread.collect::<Vec<_>>(),
+            "unread": absent.into_iter().chain(unread).collect::<Vec<_>>(),
             "unread_beyond": proof.unread_beyond,
             "refused_requests": proof.refused_requests,
         }))

@@ -107,7 +107,7 @@ reads_need_no_store() {
   store_is_gone
   reads_right "$MNT" "$SUITE_TMP/mon"
   exits 0 bkfs hydrate "$MNT" --check
-  says 'all of it is in the cache: .* were read without the store'
+  says 'all of / of .* is in the cache: .* were read without the store'
   exits 0 bkfs hydrate "$MNT/db" --check
   [ "$(metric get_requests)" = "$requests" ] ||
     wrong "$(($(metric get_requests) - requests)) requests were sent"
@@ -145,6 +145,8 @@ check_sees_what_is_missing() {
   exits 0 bkfs hydrate "$MNT" db
   exits 0 bkfs hydrate "$MNT" db --check
   exits 1 bkfs hydrate "$MNT" small --check
+  exits 13 bkfs hydrate "$MNT" db small --check
+  says 'small: nothing of it is pinned'
   # The pack of which most is on disk.
   pack=$(find "$MACHINE/bkfs-cache" -path '*/pins/packs/*' -type f -printf '%b %p\n' |
     sort -rn | head -n 1 | cut -d' ' -f2)

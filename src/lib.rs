@@ -21,6 +21,7 @@ mod logging;
 pub mod maintain;
 pub mod mounting;
 pub mod outage;
+mod own_directory;
 pub mod page;
 mod places;
 pub mod printable;

@@ -9,6 +9,7 @@
 //! ends with the process namespace, even what leaves its process group.
 
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -17,6 +18,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bkfs_fuse::MountOptions;
+use bkfs_store::entropy::SystemEntropy;
+use rustix::pipe::PipeFlags;
 use serde_json::json;
 use tokio::process::{Child, Command};
 use tokio::runtime::Runtime;
@@ -34,6 +37,8 @@ use crate::maintain::forgetting::Changer;
 use crate::mounting::settings::Settings;
 use crate::mounting::writing::CloneOf;
 use crate::mounting::{MountPlan, Mounted};
+use crate::own_directory::OwnDirectory;
+use crate::places;
 use crate::repository::Repository;
 use crate::root::snapshots::{Drill, SnapshotEntry, SnapshotReference};
 use crate::units::{LetterM, stretch};
@@ -59,6 +64,16 @@ const INHERITED: [&str; 6] = ["PATH", "LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ"
 /// ends it, and with it the process namespace.
 const FIRST: &str = "ip link set lo up 2>/dev/null; \"$@\"; exit $?";
 
+/// What becomes the command, as its user. Its standard input is a pipe: a byte says that all that
+/// keeps the command apart was made.
+const SECOND: &str = "echo >&0; exec \"$@\" </dev/null";
+
+/// How the names of the caches of drills begin, in the directory of the machine's cache.
+const OWN_CACHE: &str = "bkfs-drill-";
+
+/// How long tasks that are left may write to the cache of a drill before it is removed.
+const SHUTDOWN: Duration = Duration::from_secs(1);
+
 /// How long the command has to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -66,8 +81,8 @@ const GRACE: Duration = Duration::from_secs(5);
 ///
 /// The clone is mounted at a private place, which the command finds in $BKFS_CLONE, and is thrown
 /// away afterwards. The command runs without network, and without passwords and keys of the store
-/// in its environment; when it ends, everything that it started ends. bkfs snapshots shows the
-/// result. A drill in which the clone returned an error has failed, whatever the command says.
+/// in its environment; when it ends, everything that it started ends. What it reads comes from the
+/// bucket: the cache of this machine is not used. bkfs snapshots shows the result. A drill in which the clone returned an error has failed, whatever the command says.
 /// Needs root and the programs unshare and setpriv of util-linux.
 #[derive(Debug, clap::Args)]
 pub struct DrillCommand {
@@ -123,8 +138,13 @@ pub fn run(command: DrillCommand, global: &Global, output: &Output) -> Result<i3
         .thread_name("bkfs")
         .build()
         .map_err(|error| ours(Failure::new(format!("cannot start the runtime: {error}"))))?;
-    let result = drill(&command, global, output, &runtime);
-    runtime.shutdown_background();
+    // What the bucket has lost may still be in the cache of the machine.
+    let above = global.cache_dir.clone().or_else(places::cache_dir);
+    let above = above.unwrap_or_else(std::env::temp_dir);
+    let cache = OwnDirectory::make(&above, OWN_CACHE, &SystemEntropy)
+        .map_err(|error| ours(Failure::new(format!("{}: {error}", above.display()))))?;
+    let result = drill(&command, global, &cache, output, &runtime);
+    runtime.shutdown_timeout(SHUTDOWN);
     result.map_err(ours)
 }
 
@@ -157,11 +177,13 @@ fn absent(program: &str, error: &std::io::Error) -> Failure {
 fn drill(
     command: &DrillCommand,
     global: &Global,
+    cache: &OwnDirectory,
     output: &Output,
     runtime: &Runtime,
 ) -> Result<i32, Failure> {
-    let (url, global) = target(&command.url, global)?;
+    let (url, mut global) = target(&command.url, global)?;
     let user = command.user.as_deref().map(ids_of).transpose()?;
+    global.cache_dir = Some(cache.path().to_owned());
     let (repository, entry) = runtime.block_on(async {
         let repository = Arc::new(open(&url, &global).await?);
         // One that cannot be removed now is left to the next collection.
@@ -307,8 +329,14 @@ fn ids_of(user: &str) -> Result<Ids, Failure> {
     Ok((user.to_owned(), id("-u")?, id("-g")?))
 }
 
-/// Starts the command with everything that keeps it apart.
-fn start(command: &DrillCommand, user: Option<Ids>, output: &Output) -> Result<Child, Failure> {
+/// Starts the command with everything that keeps it apart. Something is written to `began` when it
+/// begins.
+fn start(
+    command: &DrillCommand,
+    user: Option<Ids>,
+    began: OwnedFd,
+    output: &Output,
+) -> Result<Child, Failure> {
     let mut tool = Command::new("setpriv");
     // If this program is killed, so is unshare, and then the first process of the namespace.
     tool.args(["--pdeathsig", "KILL", "--", "unshare"])
@@ -341,8 +369,9 @@ fn start(command: &DrillCommand, user: Option<Ids>, output: &Output) -> Result<C
             "--",
         ]);
     }
-    tool.args(&command.command)
-        .stdin(Stdio::null())
+    tool.args(["sh", "-c", SECOND, "sh"])
+        .args(&command.command)
+        .stdin(Stdio::from(began))
         .process_group(0)
         .current_dir("/");
     if output.is_json() {
@@ -364,7 +393,10 @@ async fn run_command(
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut hangup = Hangup::listen().map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
-    let mut child = start(command, user, output)?;
+    let failed = |error: std::io::Error| Failure::new(format!("a pipe: {error}"));
+    let (began, told) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)
+        .map_err(|error| failed(error.into()))?;
+    let mut child = start(command, user, told, output)?;
     let late = async {
         match command.timeout {
             Some(time) => {
@@ -377,15 +409,24 @@ async fn run_command(
     let ended = tokio::select! {
         status = child.wait() => {
             let status = status.map_err(|error| Failure::new(format!("the command: {error}")))?;
-            return Ok(Ended::With(code_of(status)));
+            Ended::With(code_of(status))
         }
         time = late => Ended::InVain(time),
         _ = terminate.recv() => Ended::Interrupted,
-        _ = hangup.recv() => Ended::Interrupted,
+        () = hangup.recv() => Ended::Interrupted,
         _ = interrupt.recv() => Ended::Interrupted,
     };
-    stop(&mut child).await?;
-    Ok(ended)
+    if !matches!(ended, Ended::With(_)) {
+        stop(&mut child).await?;
+    }
+    let has_begun = matches!(rustix::io::read(&began, &mut [0u8; 1]), Ok(1));
+    match ended {
+        Ended::With(_) | Ended::InVain(_) if !has_begun => Err(Failure::new(
+            "the command was not started: this is no result",
+        )
+        .hint("A drill needs namespaces of mounts, processes and networks.")),
+        ended => Ok(ended),
+    }
 }
 
 /// Ends the process group of the command, and with its first process all others.

@@ -161,6 +161,7 @@ nothing_left() {
   ! grep -q /run/bkfs-drill /proc/self/mountinfo || wrong "a mount is left"
   ! bkfs volume list --json "$1" | jq -e 'select(.scratch)' || wrong "a clone is left"
   ! pgrep -f /run/bkfs-drill || wrong "a process is left"
+  ! compgen -G "$MACHINE/cache/bkfs/bkfs-drill-*" || wrong "a cache is left"
 }
 a_drill_is_noted() {
   exits 0 bkfs drill "$SUITE_TMP/damaged" mon -- "$SUITE_TMP/mariadb-drill"
@@ -174,6 +175,23 @@ a_drill_is_noted() {
   bkfs metrics "$SUITE_TMP/damaged" | grep -qE '^bkfs_repository_last_drill_good\{.*\} 1$'
   exits 7 bkfs drill "$SUITE_TMP/damaged" mon -- sh -c 'exit 7'
   bkfs snapshots --json "$SUITE_TMP/damaged" | jq -e '.drill.ok | not'
+  nothing_left "$SUITE_TMP/damaged"
+}
+# The drill itself runs in namespaces, and can make none for its command.
+a_drill_without_namespaces_has_no_result() {
+  local tools=$SUITE_TMP/no-namespaces before
+  mkdir -p "$tools"
+  before=$(bkfs snapshots --json "$SUITE_TMP/damaged" | jq -c .drill)
+  cat >"$tools/unshare" <<S
+#!/bin/sh
+case "\$*" in *--net*) exit 1 ;; esac
+PATH=\${PATH#*:} exec unshare "\$@"
+S
+  chmod 755 "$tools/unshare"
+  PATH=$tools:$PATH exits 125 bkfs drill "$SUITE_TMP/damaged" mon -- true
+  says 'the command was not started'
+  [ "$(bkfs snapshots --json "$SUITE_TMP/damaged" | jq -c .drill)" = "$before" ] ||
+    wrong "it is noted as a result"
   nothing_left "$SUITE_TMP/damaged"
 }
 a_drill_is_kept_apart() {
@@ -216,10 +234,13 @@ a_killed_drill_leaves_what_the_next_one_removes() {
   nothing_left "$SUITE_TMP/damaged"
 }
 damage_fails_a_drill() {
-  # Nothing of the backup is in the cache of this machine.
-  machine three
-  exits 0 bkfs --accept-rollback snapshots "$SUITE_TMP/damaged"
+  # This machine has read all of it, so its cache has it.
   local pack
+  mkdir -p "$SUITE_TMP/drilled"
+  exits 0 bkfs mount "$SUITE_TMP/damaged" "$SUITE_TMP/drilled" -o ro
+  cat "$SUITE_TMP"/drilled/.snapshots/mon/mysql/* >/dev/null 2>&1 || true
+  cat "$SUITE_TMP"/drilled/.snapshots/mon/mysql/shop/* >/dev/null
+  exits 0 bkfs umount "$SUITE_TMP/drilled"
   find "$SUITE_TMP/damaged/data" -type f | while read -r pack; do
     dd if=/dev/zero of="$pack" bs=1 seek=$(($(stat -c %s "$pack") / 2)) count=64 conv=notrunc 2>/dev/null
   done
@@ -238,6 +259,8 @@ case_of "the clone of a dead mount is removed, and that of a live one stays" a_d
 # The repository of drills is a copy: no machine that knows the other one may see it.
 machine two
 case_of "a drill is noted on its snapshot" a_drill_is_noted
+case_of "a drill whose command cannot be kept apart has no result" \
+  a_drill_without_namespaces_has_no_result
 case_of "the command of a drill is kept apart" a_drill_is_kept_apart
 case_of "a drill ends in time, with all that it started" a_drill_ends_in_time
 case_of "a killed drill leaves what the next one removes" \

@@ -102,15 +102,19 @@ run_ends_with_its_tool() {
 run_survives_a_hangup_below_nohup() {
   local pid tool status=0
   rm -f "$SUITE_TMP/tool"
+  mkfifo "$SUITE_TMP/held"
   # shellcheck disable=SC2016
   "$MACHINE/run" sh -c 'trap "" HUP; exec "$@"' sh "$BKFS_BIN" run --name hung-up "$MNT" -- \
-    sh -c "echo \$\$ >'$SUITE_TMP/tool'; sleep 1" &
+    sh -c "echo \$\$ >'$SUITE_TMP/tool'; read -r _ <'$SUITE_TMP/held'" &
   pid=$!
   remember_pid $pid
   wait_for 20 test -s "$SUITE_TMP/tool"
   tool=$(cat "$SUITE_TMP/tool")
   kill -HUP "$tool" "$(pgrep -P "$pid" | head -n 1)"
+  sleep 0.5
+  echo go >"$SUITE_TMP/held"
   wait "$pid" || status=$?
+  rm "$SUITE_TMP/held"
   [ "$status" = 0 ] || wrong "it ended with $status"
   test -d "$MNT/.snapshots/hung-up"
 }

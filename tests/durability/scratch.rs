@@ -122,6 +122,8 @@ fn a_scratch_clone_holds_no_deletion_back() {
             .await
             .expect("removed");
         mount.0.finish().await.expect("ended");
+        // It was open still: the next mount frees it.
+        world.mount().await.0.finish().await.expect("ended");
         let scratch = cloning(&world, "scratch~1");
         let mount = Mount(scratch.try_assemble(false).await.expect("mounted"));
         let (file, _) = mount.write("new", &data).await;

@@ -185,7 +185,7 @@ a_drill_without_namespaces_has_no_result() {
   cat >"$tools/unshare" <<S
 #!/bin/sh
 case "\$*" in *--net*) exit 1 ;; esac
-PATH=\${PATH#*:} exec unshare "\$@"
+exec $(command -v unshare) "\$@"
 S
   chmod 755 "$tools/unshare"
   PATH=$tools:$PATH exits 125 bkfs drill "$SUITE_TMP/damaged" mon -- true

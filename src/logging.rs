@@ -35,7 +35,7 @@ impl Log {
     /// `BKFS_LOG` overrides the level, in the syntax of tracing's `Targets`.
     pub fn start(verbose: u8, quiet: bool) -> Log {
         let log = Log(Arc::new(Mutex::new(Sink::Terminal)));
-        let filter = filter(verbose, quiet);
+        let (filter, unread) = filter(verbose, quiet);
         let writer = log.clone();
         let lines = tracing_subscriber::fmt::layer()
             .with_ansi(false)
@@ -48,6 +48,7 @@ impl Log {
         let _ = tracing_subscriber::registry()
             .with(lines.and_then(journal).with_filter(filter))
             .try_init();
+        complain_of(&unread);
         log
     }
 
@@ -60,9 +61,11 @@ impl Log {
             .with_level(false)
             .without_time()
             .with_writer(move || log.clone());
+        let (filter, unread) = filter(verbose, quiet);
         let _ = tracing_subscriber::registry()
-            .with(lines.with_filter(filter(verbose, quiet)))
+            .with(lines.with_filter(filter))
             .try_init();
+        complain_of(&unread);
     }
 
     /// Stops writing to the terminal, which is gone.
@@ -74,8 +77,8 @@ impl Log {
     }
 }
 
-/// What is logged. `BKFS_LOG` overrides it.
-fn filter(verbose: u8, quiet: bool) -> Targets {
+/// What is logged, and those parts of `BKFS_LOG`, which overrides it, that cannot be read.
+fn filter(verbose: u8, quiet: bool) -> (Targets, Vec<String>) {
     let level = match (quiet, verbose) {
         (true, _) => LevelFilter::ERROR,
         (false, 0) => LevelFilter::WARN,
@@ -83,26 +86,38 @@ fn filter(verbose: u8, quiet: bool) -> Targets {
         (false, _) => LevelFilter::DEBUG,
     };
     let wanted = std::env::var("BKFS_LOG").unwrap_or_default();
-    targets(&wanted).unwrap_or_else(|| Targets::new().with_default(level))
+    let (named, unread) = targets(&wanted);
+    let usual = || Targets::new().with_default(level);
+    (named.unwrap_or_else(usual), unread)
 }
 
-/// Returns what a list as `info,bkfs=debug` names. A part that cannot be read is left out, since a
-/// typing error must not end a backup. Returns `None` if no part is left.
-fn targets(wanted: &str) -> Option<Targets> {
+fn complain_of(unread: &[String]) {
+    for part in unread {
+        tracing::warn!("BKFS_LOG: {part} is neither a level nor PART=LEVEL");
+    }
+}
+
+/// Returns what a list as `info,bkfs=debug` names, `None` if that is nothing, and the parts that
+/// cannot be read. These are left out, since a typing error must not end a backup.
+fn targets(wanted: &str) -> (Option<Targets>, Vec<String>) {
     let parts = wanted
         .split(',')
         .map(str::trim)
         .filter(|part| !part.is_empty());
-    let mut all = Targets::new();
-    let mut any = false;
-    for part in parts.filter_map(|part| part.parse::<Targets>().ok()) {
-        any = true;
-        if let Some(level) = part.default_level() {
-            all = all.with_default(level);
-        }
-        all = all.with_targets(part);
+    let (mut all, mut unread) = (None, Vec::new());
+    for part in parts {
+        let Ok(named) = part.parse::<Targets>() else {
+            unread.push(part.to_owned());
+            continue;
+        };
+        let so_far: Targets = all.take().unwrap_or_default();
+        let so_far = match named.default_level() {
+            Some(level) => so_far.with_default(level),
+            None => so_far,
+        };
+        all = Some(so_far.with_targets(named));
     }
-    any.then_some(all)
+    (all, unread)
 }
 
 impl Write for Log {
@@ -156,20 +171,25 @@ mod tests {
 
     #[test]
     fn a_list_names_a_level_for_all_and_levels_of_parts() {
-        let targets = targets("info, bkfs_store=debug,bkfs::cache=off").unwrap();
-        assert!(targets.would_enable("bkfs", &Level::INFO));
-        assert!(!targets.would_enable("bkfs", &Level::DEBUG));
-        assert!(targets.would_enable("bkfs_store::remote", &Level::DEBUG));
-        assert!(!targets.would_enable("bkfs::cache", &Level::ERROR));
+        let (named, unread) = targets("info, bkfs_store=debug,bkfs::cache=off");
+        let named = named.unwrap();
+        assert!(named.would_enable("bkfs", &Level::INFO));
+        assert!(!named.would_enable("bkfs", &Level::DEBUG));
+        assert!(named.would_enable("bkfs_store::remote", &Level::DEBUG));
+        assert!(!named.would_enable("bkfs::cache", &Level::ERROR));
+        assert!(unread.is_empty());
     }
 
     #[test]
     fn what_cannot_be_read_leaves_the_rest_in_force() {
-        let named = targets("bkfs=loud,warn").unwrap();
+        let (named, unread) = targets("bkfs=loud,warn");
+        let named = named.unwrap();
         assert!(named.would_enable("bkfs", &Level::WARN));
         assert!(!named.would_enable("bkfs", &Level::INFO));
-        for nothing in ["", " ,", "bkfs=loud"] {
-            assert_eq!(targets(nothing), None, "{nothing:?}");
+        assert_eq!(unread, ["bkfs=loud"]);
+        assert_eq!(targets("bkfs=loud"), (None, unread));
+        for nothing in ["", " ,"] {
+            assert_eq!(targets(nothing), (None, Vec::new()), "{nothing:?}");
         }
     }
 }

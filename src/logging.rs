@@ -100,24 +100,12 @@ fn complain_of(unread: &[String]) {
 /// Returns what a list as `info,bkfs=debug` names, `None` if that is nothing, and the parts that
 /// cannot be read. These are left out, since a typing error must not end a backup.
 fn targets(wanted: &str) -> (Option<Targets>, Vec<String>) {
-    let parts = wanted
-        .split(',')
-        .map(str::trim)
-        .filter(|part| !part.is_empty());
-    let (mut all, mut unread) = (None, Vec::new());
-    for part in parts {
-        let Ok(named) = part.parse::<Targets>() else {
-            unread.push(part.to_owned());
-            continue;
-        };
-        let so_far: Targets = all.take().unwrap_or_default();
-        let so_far = match named.default_level() {
-            Some(level) => so_far.with_default(level),
-            None => so_far,
-        };
-        all = Some(so_far.with_targets(named));
-    }
-    (all, unread)
+    let parts = wanted.split(',').map(|part| part.trim().to_owned());
+    let (read, unread): (Vec<String>, Vec<String>) = parts
+        .filter(|part| !part.is_empty())
+        .partition(|part| part.parse::<Targets>().is_ok());
+    let named = (!read.is_empty()).then(|| read.join(",").parse().ok());
+    (named.flatten(), unread)
 }
 
 impl Write for Log {
@@ -173,21 +161,26 @@ mod tests {
     fn a_list_names_a_level_for_all_and_levels_of_parts() {
         let (named, unread) = targets("info, bkfs_store=debug,bkfs::cache=off");
         let named = named.unwrap();
-        assert!(named.would_enable("bkfs", &Level::INFO));
-        assert!(!named.would_enable("bkfs", &Level::DEBUG));
-        assert!(named.would_enable("bkfs_store::remote", &Level::DEBUG));
-        assert!(!named.would_enable("bkfs::cache", &Level::ERROR));
+        for (part, level, is_logged) in [
+            ("bkfs", Level::INFO, true),
+            ("bkfs", Level::DEBUG, false),
+            ("bkfs_store::remote", Level::DEBUG, true),
+            ("bkfs::cache", Level::ERROR, false),
+        ] {
+            assert_eq!(
+                named.would_enable(part, &level),
+                is_logged,
+                "{part} {level}"
+            );
+        }
         assert!(unread.is_empty());
     }
 
     #[test]
     fn what_cannot_be_read_leaves_the_rest_in_force() {
-        let (named, unread) = targets("bkfs=loud,warn");
-        let named = named.unwrap();
-        assert!(named.would_enable("bkfs", &Level::WARN));
-        assert!(!named.would_enable("bkfs", &Level::INFO));
-        assert_eq!(unread, ["bkfs=loud"]);
-        assert_eq!(targets("bkfs=loud"), (None, unread));
+        let loud = || vec!["bkfs=loud".to_owned()];
+        assert_eq!(targets("bkfs=loud,warn"), (targets("warn").0, loud()));
+        assert_eq!(targets("bkfs=loud"), (None, loud()));
         for nothing in ["", " ,"] {
             assert_eq!(targets(nothing), (None, Vec::new()), "{nothing:?}");
         }

@@ -8,17 +8,20 @@
 //! nothing else, and ends with the program, however that ends. Everything that the command starts
 //! ends with the process namespace, even what leaves its process group.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bkfs_fuse::MountOptions;
 use bkfs_store::entropy::SystemEntropy;
+use rustix::fs::Access;
 use rustix::pipe::PipeFlags;
 use serde_json::json;
 use tokio::process::{Child, Command};
@@ -29,10 +32,11 @@ use crate::cli::access::open;
 use crate::cli::hooks::Hooks;
 use crate::cli::named::resolve;
 use crate::cli::options::Global;
-use crate::cli::output::{Code, Failure, Output};
+use crate::cli::output::{Code, Failure, Output, complain};
+use crate::cli::runtime::SHUTDOWN_PATIENCE;
 use crate::cli::signals::Hangup;
 use crate::cli::target::target;
-use crate::cli::tool::code_of;
+use crate::cli::tool::{code_of, code_without_start};
 use crate::maintain::forgetting::Changer;
 use crate::mounting::settings::Settings;
 use crate::mounting::writing::CloneOf;
@@ -71,9 +75,6 @@ const SECOND: &str = "echo >&0; exec \"$@\" </dev/null";
 /// How the names of the caches of drills begin, in the directory of the machine's cache.
 const OWN_CACHE: &str = "bkfs-drill-";
 
-/// How long tasks that are left may write to the cache of a drill before it is removed.
-const SHUTDOWN: Duration = Duration::from_secs(1);
-
 /// How long the command has to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -82,7 +83,8 @@ const GRACE: Duration = Duration::from_secs(5);
 /// The clone is mounted at a private place, which the command finds in $BKFS_CLONE, and is thrown
 /// away afterwards. The command runs without network, and without passwords and keys of the store
 /// in its environment; when it ends, everything that it started ends. What it reads comes from the
-/// bucket: the cache of this machine is not used. bkfs snapshots shows the result. A drill in which the clone returned an error has failed, whatever the command says.
+/// bucket: the cache of this machine is not used. bkfs snapshots shows the result. A drill in which
+/// the clone returned an error has failed, whatever the command says.
 /// Needs root and the programs unshare and setpriv of util-linux.
 #[derive(Debug, clap::Args)]
 pub struct DrillCommand {
@@ -130,6 +132,11 @@ enum Ended {
 /// in time.
 pub fn run(command: DrillCommand, global: &Global, output: &Output) -> Result<i32, Failure> {
     let ours = |failure: Failure| failure.code(Code::RunFailed);
+    if let Err(error) = require_program(&command.command[0]) {
+        let program = command.command[0].to_string_lossy();
+        complain(format_args!("bkfs: cannot run {program}: {error}"));
+        return Ok(code_without_start(&error));
+    }
     if std::env::var_os(PRIVATE_VARIABLE).is_none() {
         return Err(ours(enter_namespace(global)));
     }
@@ -144,8 +151,31 @@ pub fn run(command: DrillCommand, global: &Global, output: &Output) -> Result<i3
     let cache = OwnDirectory::make(&above, OWN_CACHE, &SystemEntropy)
         .map_err(|error| ours(Failure::new(format!("{}: {error}", above.display()))))?;
     let result = drill(&command, global, &cache, output, &runtime);
-    runtime.shutdown_timeout(SHUTDOWN);
+    // What is left of it writes to the cache.
+    runtime.shutdown_timeout(SHUTDOWN_PATIENCE);
     result.map_err(ours)
+}
+
+/// Checks that a program is there and can be run, as the shell that starts it does in `/`: a typing
+/// error says nothing of a backup.
+fn require_program(program: &OsStr) -> io::Result<()> {
+    let is_path = program.as_bytes().contains(&b'/');
+    let paths: Vec<PathBuf> = match is_path {
+        true => vec![Path::new("/").join(program)],
+        false => {
+            let path = std::env::var_os("PATH").unwrap_or_default();
+            let directories = std::env::split_paths(&path);
+            directories.map(|place| place.join(program)).collect()
+        }
+    };
+    let mut found = Err(io::ErrorKind::NotFound.into());
+    for path in paths.iter().filter(|path| path.is_file()) {
+        match rustix::fs::access(path, Access::EXEC_OK) {
+            Ok(()) => return Ok(()),
+            Err(error) => found = Err(error.into()),
+        }
+    }
+    found
 }
 
 /// Runs this program again in a mount namespace of its own. Returns only if that fails.
@@ -393,9 +423,9 @@ async fn run_command(
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut hangup = Hangup::listen().map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
-    let failed = |error: std::io::Error| Failure::new(format!("a pipe: {error}"));
-    let (began, told) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)
-        .map_err(|error| failed(error.into()))?;
+    let pipe = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
+    let (began, told) =
+        pipe.map_err(|error| Failure::new(format!("cannot make a pipe: {error}")))?;
     let mut child = start(command, user, told, output)?;
     let late = async {
         match command.timeout {

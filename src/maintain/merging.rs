@@ -333,9 +333,9 @@ impl Merger<'_> {
         }
     }
 
-    /// Lets the next steps do without an input that cannot be read. A damaged group that has it leaves
-    /// the root, and so does the group that was being built: `building`. If the input is of a form that only newer
-    /// programs read, all groups stay: one of these programs builds the group.
+    /// Lets the next steps do without an input that cannot be read. A damaged group that has it
+    /// leaves the root, and so does `building`, the group that was being built. If the input is of a
+    /// form that only newer programs read, all groups stay: one of these programs builds the group.
     ///
     /// Returns true if no group left, and the input was not avoided before: so that this happens once
     /// for each input. Groups that are built anew can be damaged again and again.

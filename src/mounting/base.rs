@@ -27,7 +27,7 @@ use crate::root::error::RootError;
 use crate::root::heartbeat::{Base, HEARTBEAT_INTERVAL};
 use crate::root::session::OpenSession;
 use crate::root::state::SessionId;
-use crate::volume::{Promise, Volume};
+use crate::volume::Volume;
 
 /// Raises the base epoch of one session.
 pub(super) struct BaseRaiser {
@@ -93,9 +93,7 @@ impl BaseRaiser {
         let sources = self.repository.lists.sources(&view.root).await?;
         let loaded = content_store.load_index(&sources, &condemned).await;
         loaded.map_err(RootError::from)?;
-        // What is thrown away has no journals.
-        let is_uncovered = volume.promise() != Promise::ThrownAway && volume.has_uncovered();
-        if is_uncovered || self.leans_on_condemned(volume).await? {
+        if volume.has_uncovered() || self.leans_on_condemned(volume).await? {
             volume.commit_for_the_base().await?;
             volume.let_go().await;
             if self.leans_on_condemned(volume).await? {

@@ -264,18 +264,22 @@ impl Hydrating {
         let mut meant = Vec::new();
         let mut absent = Vec::new();
         for place in places {
-            let before = meant.len();
-            for planted in &pinned {
-                match planted.tree() {
-                    Some(tree) if place.is_within(&planted.place) => {
-                        meant.push(Planted::new(place.clone(), tree));
-                    }
-                    Some(_) if planted.place.is_within(place) => meant.push(planted.clone()),
-                    _ => {}
+            let of_place = |planted: &Planted| match planted.tree() {
+                Some(tree) if place.is_within(&planted.place) => {
+                    Some(Planted::new(place.clone(), tree))
                 }
-            }
-            if meant.len() == before {
+                Some(_) if planted.place.is_within(place) => Some(planted.clone()),
+                _ => None,
+            };
+            let found: Vec<Planted> = pinned.iter().filter_map(of_place).collect();
+            if found.is_empty() {
                 absent.push(place);
+            }
+            for planted in found {
+                // Two pins may have it.
+                if !meant.contains(&planted) {
+                    meant.push(planted);
+                }
             }
         }
         if meant.is_empty() {

@@ -400,9 +400,12 @@ impl Writer {
         tasks.volume.freeze(false);
         let is_thrown_away = tasks.volume.promise() == Promise::ThrownAway;
         let committed = match is_thrown_away {
-            true => tasks.throw_away().await,
+            true => {
+                tasks.throw_away().await;
+                Ok(())
+            }
             false => match tasks.commit(deadline).await {
-                Ok(committed) => Ok(committed),
+                Ok(_) => Ok(()),
                 Err(error) => Err(tasks.keep(error, deadline).await),
             },
         };
@@ -425,20 +428,17 @@ impl Writer {
                 Ok(())
             }
         };
-        if !is_thrown_away {
-            committed?;
-        }
+        committed?;
         Ok(ended?)
     }
 }
 
 impl Tasks {
     /// Ends the tasks without a commit, also in the middle of one that only lets the base rise.
-    async fn throw_away(&mut self) -> Result<CommitOutcome, VolumeError> {
+    async fn throw_away(&mut self) {
         self.committer.abort();
         let _ = (&mut self.committer).await;
         self.end_journaler().await;
-        Ok(CommitOutcome::default())
     }
 
     /// Makes the last commit. When this returns, no task works for the volume any more.

@@ -430,6 +430,20 @@ mod tests {
         }
     }
 
+    /// The end of the first read is not aligned, so direct I/O cannot go on there.
+    #[test]
+    fn a_file_that_has_grown_is_read_on() {
+        let mut file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let bytes = numbered(9_000);
+        file.write_all(&bytes[..100]).unwrap();
+        let mut source = Source::open(file.path()).unwrap();
+        let (back, _free) = threads::channel();
+        let first = source.fill(Buffer::new(), &back).unwrap().after(&[]);
+        file.write_all(&bytes[100..]).unwrap();
+        let second = source.fill(Buffer::new(), &back).unwrap().after(&[]);
+        assert!(first == bytes[..100] && second == bytes[100..]);
+    }
+
     /// Bytes that this thread had fetched from disks.
     fn fetched_bytes() -> u64 {
         let text = std::fs::read_to_string("/proc/thread-self/io").unwrap();

@@ -220,7 +220,7 @@ impl Committer {
     async fn store_tree(&self) -> Result<Id, VolumeError> {
         let built = self.volume.ingest.bound(self.build()).await;
         let built = built.unwrap_or_else(|error| Err(error.into()));
-        built.inspect_err(|error| self.volume.storing_failed(error.clone()))
+        built.inspect_err(|error| self.volume.commit_failed(error.clone()))
     }
 
     /// Builds the tree of the layer of the cut over the base, and returns its root node.
@@ -384,7 +384,7 @@ impl Committer {
             RootFailure::Unknown(why) => VolumeError::OutcomeUnknown(why),
             RootFailure::Again(why) | RootFailure::Refused(why) => VolumeError::Commit(why),
         };
-        self.volume.storing_failed(error.clone());
+        self.volume.commit_failed(error.clone());
         error
     }
 }

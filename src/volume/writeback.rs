@@ -9,10 +9,10 @@ use std::sync::atomic::Ordering;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
 
-use crate::volume::Volume;
 use crate::volume::error::VolumeError;
 use crate::volume::flush::Reach;
 use crate::volume::room::Pressure;
+use crate::volume::{Promise, Volume};
 
 /// Number of files that are stored concurrently when memory runs short.
 const RELIEVED_AT_ONCE: usize = 8;
@@ -42,11 +42,29 @@ impl Volume {
     /// Reports that data could not be stored. The data is still accepted, unless the ingest has
     /// failed; then the volume is poisoned. Tasks that wait for room get the error.
     pub(super) fn storing_failed(&self, error: VolumeError) {
+        self.note_failure(&error);
+        self.room.failed(error);
+    }
+
+    /// Reports that a commit was not made, as [`Volume::storing_failed`] does. On a clone that is
+    /// thrown away, tasks get the error only if they wait for a commit: the others wait for data to
+    /// be stored, which the commit was not for.
+    pub(super) fn commit_failed(&self, error: VolumeError) {
+        self.note_failure(&error);
+        let is_full = || {
+            let state = self.view.state();
+            state.is_ok_and(|state| self.room.item_pressure(&state.lock()) == Pressure::Full)
+        };
+        if self.promise != Promise::ThrownAway || is_full() {
+            self.room.failed(error);
+        }
+    }
+
+    fn note_failure(&self, error: &VolumeError) {
         tracing::warn!("not stored, will be tried again: {error}");
         if let Some(cause) = self.ingest.failure() {
             self.poison(cause.into());
         }
-        self.room.failed(error);
     }
 
     /// Stores the largest files until there is room, if dirty bytes fill the memory. Only one task

@@ -9,7 +9,8 @@ use bkfs::repository::Repository;
 use bkfs::root::error::{ErrorKind, RootError};
 use bkfs::root::snapshots::{Drill, SnapshotEntry, SnapshotReference};
 use bkfs::volumes::reap::{Patience, reap};
-use bkfs_store::Store;
+use bkfs_store::{Operation, Store};
+use bkfs_testing::fault::{Fault, Gate, Strike};
 
 use crate::clones::{changer, read, require_whole, root, with, world};
 use crate::collecting::{forget, gather};
@@ -105,43 +106,79 @@ fn a_clone_that_is_mounted_with_a_name_stays() {
     });
 }
 
-/// A clone stored pages again that were there already. The packs of these are condemned.
+/// Returns the bucket, a thrown-away clone that has stored a file again that was there already, and
+/// another machine. The packs of that file are condemned.
+async fn leaning_clone(data: &[u8]) -> (World, World, Mount, Repository) {
+    let world = World::new(seconds(60)).await;
+    let mount = world.mount().await;
+    mount.put("file0", b"contents").await;
+    snapshot(&mount, "one").await;
+    mount.put("old", data).await;
+    snapshot(&mount, "two").await;
+    let volume = mount.0.volume().expect("writable").clone();
+    let removed = volume.unlink(bkfs::volume::ROOT_INODE, b"old").await;
+    removed.expect("removed");
+    mount.0.finish().await.expect("ended");
+    // It was open still: the next mount frees it.
+    world.mount().await.0.finish().await.expect("ended");
+    let scratch = cloning(&world, "scratch~1");
+    let mount = Mount(scratch.try_assemble(false).await.expect("mounted"));
+    let (file, _) = mount.write("new", data).await;
+    let volume = mount.0.volume().expect("writable").clone();
+    volume.settle(file.0).await.expect("stored");
+    assert!(!volume.ingest().relied_on().is_empty());
+    let there = world.repository_elsewhere().await;
+    forget(&there, "two").await;
+    assert!(gather(&there).await.condemned.packs > 0);
+    (world, scratch, mount, there)
+}
+
+/// Collects again and again. Returns the number of packs that were deleted.
+async fn deleted(there: &Repository) -> u64 {
+    let mut deleted = 0;
+    for _ in 0..4 {
+        tokio::time::sleep(seconds(120)).await;
+        deleted += gather(there).await.deleted_packs;
+    }
+    deleted
+}
+
 #[test]
 fn a_scratch_clone_holds_no_deletion_back() {
     paused(async {
-        let world = World::new(seconds(60)).await;
         let data = noise(1, 3 << 20);
-        let mount = world.mount().await;
-        mount.put("file0", b"contents").await;
-        snapshot(&mount, "one").await;
-        mount.put("old", &data).await;
-        snapshot(&mount, "two").await;
-        let volume = mount.0.volume().expect("writable").clone();
-        volume
-            .unlink(bkfs::volume::ROOT_INODE, b"old")
-            .await
-            .expect("removed");
-        mount.0.finish().await.expect("ended");
-        // It was open still: the next mount frees it.
-        world.mount().await.0.finish().await.expect("ended");
-        let scratch = cloning(&world, "scratch~1");
-        let mount = Mount(scratch.try_assemble(false).await.expect("mounted"));
-        let (file, _) = mount.write("new", &data).await;
-        let volume = mount.0.volume().expect("writable").clone();
-        volume.settle(file.0).await.expect("stored");
-        assert!(!volume.ingest().relied_on().is_empty());
-        let there = world.repository_elsewhere().await;
-        forget(&there, "two").await;
-        assert!(gather(&there).await.condemned.packs > 0);
-        let mut deleted = 0;
-        for _ in 0..4 {
-            tokio::time::sleep(seconds(120)).await;
-            deleted += gather(&there).await.deleted_packs;
-        }
-        assert!(deleted > 0, "it holds them back");
+        let (_world, _scratch, mount, there) = leaning_clone(&data).await;
+        assert!(deleted(&there).await > 0, "it holds them back");
         assert_eq!(mount.read("new").await, Some(data));
         mount.0.finish().await.expect("ended");
     });
+}
+
+/// The commit that lets its base rise is under way when the clone is thrown away.
+#[test]
+fn a_scratch_clone_that_is_committing_is_thrown_away() {
+    let faults: [fn(Gate) -> Fault; 2] = [Fault::HoldBefore, Fault::HoldAfter];
+    for fault in faults {
+        paused(async {
+            let data = noise(1, 3 << 20);
+            let (world, scratch, mount, there) = leaning_clone(&data).await;
+            let gate = Gate::new();
+            let held = Strike::with(fault(gate.clone()));
+            scratch
+                .faults
+                .plan(held.on(Operation::Replace).keys("root").nth(1));
+            while scratch.faults.struck() == 0 {
+                tokio::time::sleep(seconds(1)).await;
+            }
+            let begun = tokio::time::Instant::now();
+            mount.0.finish().await.expect("ended");
+            assert!(begun.elapsed() < seconds(30), "{:?}", begun.elapsed());
+            gate.open();
+            assert!(deleted(&there).await > 0, "it holds them back");
+            let root = root(&world).await;
+            assert!(!root.volumes.contains_key("scratch~1") && root.sessions.is_empty());
+        });
+    }
 }
 
 #[test]

@@ -204,7 +204,13 @@ a_drill_is_kept_apart() {
   [ ! -e /run/bkfs-drill/pg ] || wrong "others see the clone"
   exits 125 bkfs drill "$SUITE_TMP/damaged" nothing -- true
   exits 125 bkfs drill "$SUITE_TMP/damaged" mon --user no-such-user -- true
+  local before
+  before=$(bkfs snapshots --json "$SUITE_TMP/damaged" | jq -c .drill)
   exits 127 bkfs drill "$SUITE_TMP/damaged" mon -- no-such-program
+  says 'cannot run no-such-program'
+  exits 126 bkfs drill "$SUITE_TMP/damaged" mon -- /etc/passwd
+  [ "$(bkfs snapshots --json "$SUITE_TMP/damaged" | jq -c .drill)" = "$before" ] ||
+    wrong "it is noted as a result"
   nothing_left "$SUITE_TMP/damaged"
 }
 a_drill_ends_in_time() {

@@ -74,7 +74,10 @@ impl Reader {
             missing = self.pin_cached(&trip, &pins, missing, &mut brought).await?;
             // Another pin may have taken it from the cache meanwhile.
             let pinned = pins.clone();
-            let again = move |location: &Location| read(pinned.frames(), location);
+            let again = move |at: &Location| {
+                let is_there = pinned.frames().holds(at.pack, &at.range());
+                is_there.then(|| read(pinned.frames(), at)).flatten()
+            };
             let sound = self.sound(&trip, missing, again, &mut brought).await;
             missing = sound.missing;
             let mut fetches = Vec::new();

@@ -417,11 +417,13 @@ impl Pins {
         let _turn = self.lock().map_err(|error| self.failed(error))?;
         let _held = self.hold(pin)?;
         let gone = pin.packs().unwrap_or_default();
-        let before = self.frames.used();
+        let before = self.frames.used_on_disk();
         let removed = fs::remove_file(self.path(pin.name, "pin"));
         removed.map_err(|error| self.failed(error))?;
         let _ = fs::remove_file(self.path(pin.name, "table"));
         self.read_again();
+        // Another process may have brought frames of the same packs.
+        self.frames.reopen();
         self.free(&gone);
         Ok(before.saturating_sub(self.frames.used()))
     }

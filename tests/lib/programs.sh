@@ -299,3 +299,34 @@ check_borg() {
   (cd "$PLAIN/extracted" && tool borg extract "$1/repository::second")
   diff -r "$PLAIN/tree/src" "$PLAIN/extracted/src"
 }
+
+# --- the repository of Elasticsearch, by a program that makes the same calls ----------------------
+
+elasticsearch() { tool python3 "$ROOT/tests/lib/elasticsearch.py" "$@"; }
+use_elasticsearch() {
+  local here=$MNT/elasticsearch record=$PLAIN/elasticsearch hold=$PLAIN/hold number writer
+  elasticsearch verify "$here" "$record"
+  elasticsearch analyze "$here" "$record"
+  for number in 1 2 3; do elasticsearch snapshot "$here" "$record" "night-$number"; done
+  cp "$record" "$record-before"
+  exits 0 bkfs snapshot "$MNT" elasticsearch-before
+  # Only the list of snapshots is missing when this one is made.
+  elasticsearch snapshot "$here" "$record" night-4 "$hold" &
+  writer=$!
+  wait_for 60 test -e "$hold" || wrong "the snapshot did not come to its list"
+  exits 0 bkfs snapshot "$MNT" elasticsearch-amid
+  rm "$hold"
+  wait "$writer"
+  elasticsearch delete "$here" "$record" night-1
+  elasticsearch delete "$here" "$record" night-2
+  check_elasticsearch "$here"
+}
+check_elasticsearch() {
+  local snapshots=$MNT/.snapshots record=$PLAIN/elasticsearch
+  exits 0 elasticsearch check "$1" "$record"
+  says 'generation 5: 2 snapshots'
+  exits 0 elasticsearch check "$snapshots/elasticsearch-before/elasticsearch" "$record-before"
+  says 'generation 2: 3 snapshots'
+  exits 0 elasticsearch restore "$snapshots/elasticsearch-amid/elasticsearch"
+  says 'generation 2: 3 snapshots'
+}

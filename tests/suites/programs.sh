@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # about: real programs on a mount (git, cargo, SQLite, rsync, tar, cp, logrotate, restic, borg; in
-# about: full runs also databases and this project), each checked again from a snapshot on an empty
-# about: machine
+# about: full runs also databases and this project), and the file operations of Elasticsearch's
+# about: repository, each checked again from a snapshot on an empty machine
 # needs: program apt:git apt:rsync apt:sqlite3 apt:restic apt:borgbackup apt:logrotate
 # needs: apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench apt:postgresql-15
 # needs: apt:pgbackrest
@@ -17,7 +17,7 @@ URL=$SUITE_TMP/bucket MNT=$SUITE_TMP/mount PLAIN=$SUITE_TMP/plain
 mkdir -p "$MNT" "$PLAIN"
 at_end "leave_mount '$MNT'"
 
-PROGRAMS=(git cargo sqlite rsync tar cp logrotate restic borg)
+PROGRAMS=(git cargo sqlite rsync tar cp logrotate restic borg elasticsearch)
 [ "$FULL" = 0 ] || PROGRAMS+=(project mariabackup mariadbd pgbackrest)
 
 # Each program NAME has use_NAME, which works in $MNT/NAME, and check_NAME, which gets a copy of

@@ -127,3 +127,25 @@ rows_before_and_after() {
   done
   sleep 2
 }
+
+# as_elasticsearch VERB ARGS…: does as its user what Elasticsearch does in a repository.
+as_elasticsearch() {
+  runuser -u elasticsearch -- python3 /tmp/source/tests/lib/elasticsearch.py "$@"
+}
+# stand_in_for_elasticsearch: no server runs. There is its user, and curl does what the server does
+# in /backup/elasticsearch when it is asked for a snapshot.
+stand_in_for_elasticsearch() {
+  useradd --system elasticsearch
+  cat >/usr/local/bin/curl <<'S'
+#!/bin/sh
+for url; do :; done
+case $url in
+  https://localhost:9200/_snapshot/bkfs/night-*) name=${url##*/} ;;
+  *) exit 22 ;;
+esac
+runuser -u elasticsearch -- python3 /tmp/source/tests/lib/elasticsearch.py snapshot \
+  /backup/elasticsearch /tmp/elasticsearch-record "${name%%\?*}" >&2 || exit 22
+echo '{"snapshot":{"state":"SUCCESS"}}'
+S
+  chmod 755 /usr/local/bin/curl
+}

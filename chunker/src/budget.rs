@@ -35,6 +35,18 @@ impl MemoryBudget {
         }
     }
 
+    /// Returns the part of [`MemoryBudget::fetch_bytes`] for stored bytes that are on their way: what
+    /// decoding leaves. A distant store delays these, so their number decides how fast it is read.
+    pub(crate) fn in_flight_bytes(&self) -> u64 {
+        self.fetch_bytes.saturating_sub(self.decoding_bytes())
+    }
+
+    /// Returns the part of [`MemoryBudget::fetch_bytes`] for what is being decoded, which only takes
+    /// processor time: a quarter, and at least half of the smallest budget.
+    pub(crate) fn decoding_bytes(&self) -> u64 {
+        (self.fetch_bytes / 4).max(Self::LEAST_FETCH_BYTES / 2)
+    }
+
     /// Returns the most bytes of memory for the filters of runs, by which a writer decides whether
     /// data may be stored already: half as many as for the cache.
     pub fn filter_bytes(&self) -> u64 {

@@ -99,7 +99,7 @@ impl ContentStore {
             disk = Some(Arc::new(opened.disk));
             pins = Some(Arc::new(opened.pins));
         }
-        let fetch_gate = Arc::new(ByteGate::new(config.memory.fetch_bytes));
+        let fetch_gate = Arc::new(ByteGate::new(config.memory.in_flight_bytes()));
         let catalog = Arc::new(Catalog::new(
             files,
             keyring.clone(),
@@ -116,7 +116,7 @@ impl ContentStore {
             pins,
             saves_requests: config.saves_requests,
             fetch_gate,
-            cache_bytes: config.memory.cache_bytes,
+            memory: config.memory,
         }));
         reader.heed_pins();
         let shared = Runtime {

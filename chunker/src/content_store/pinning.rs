@@ -206,8 +206,11 @@ impl ContentStore {
             (1, 1),
             std::time::Duration::from_millis(shared.config.timeout_ms),
         ));
-        let memory = MemoryBudget::default();
-        let fetch_gate = Arc::new(ByteGate::new(shared.reader.fetch_gate.capacity()));
+        let memory = MemoryBudget {
+            cache_bytes: MemoryBudget::default().cache_bytes,
+            ..shared.config.memory
+        };
+        let fetch_gate = Arc::new(ByteGate::new(memory.in_flight_bytes()));
         let (keyring, workers) = (shared.keyring.clone(), shared.workers.clone());
         let catalog = Arc::new(Catalog::new(
             None,
@@ -225,7 +228,7 @@ impl ContentStore {
             pins: Some(pins),
             saves_requests: false,
             fetch_gate,
-            cache_bytes: memory.cache_bytes,
+            memory,
         });
         reader.heed_pins();
         let runtime = Runtime {

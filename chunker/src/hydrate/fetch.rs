@@ -29,8 +29,10 @@ const REGION_BYTES: u64 = 1 << 20;
 /// A region may hold much data that was compressed to almost nothing.
 const NEIGHBOUR_BYTES: u64 = 8 << 20;
 
-/// A request for more bytes than this from a data pack is part of a long file, which has
-/// read-ahead.
+/// A region of which at least so many bytes are requested, in several ranges, is fetched whole.
+const MUCH_BYTES: u64 = REGION_BYTES / 4;
+
+/// A range of more bytes than this of a data pack is part of a long file, which has read-ahead.
 const SMALL_BYTES: u64 = 256 << 10;
 
 /// Frames that one job decodes, in bytes of decoded length.
@@ -39,6 +41,35 @@ const JOB_BYTES: u64 = 512 << 10;
 /// Returns the region that holds a frame.
 fn region(location: &Location) -> Region {
     (location.pack, location.offset / REGION_BYTES)
+}
+
+/// Returns the ranges of frames that adjoin, each with the region in which it begins.
+fn adjoining(errands: &[Errand]) -> Vec<(Region, Range<u64>)> {
+    let mut frames: Vec<(Region, Range<u64>)> = (errands.iter())
+        .map(|errand| (region(&errand.location), errand.location.range()))
+        .collect();
+    frames.sort_unstable_by_key(|(_, range)| range.start);
+    frames.dedup_by(|(_, next), (_, last)| {
+        let adjoins = next.start <= last.end;
+        if adjoins {
+            last.end = last.end.max(next.end);
+        }
+        adjoins
+    });
+    frames
+}
+
+/// Frames that are decoded together, in bytes of decoded length. One frame may be longer.
+const GROUP_BYTES: u64 = 2 << 20;
+
+/// Returns the number of frames that are decoded together: at least one.
+fn group(errands: &[Errand]) -> usize {
+    let mut bytes = 0;
+    let fits = errands.iter().take_while(|errand| {
+        bytes += u64::from(errand.location.raw_length);
+        bytes <= GROUP_BYTES
+    });
+    fits.count().max(1)
 }
 
 /// How many times a frame is requested if its fetch is abandoned each time.
@@ -217,15 +248,17 @@ impl Reader {
             return;
         }
         self.link.counters.cache_misses.add(errands.len() as u64);
-        let regions: BTreeSet<Region> = errands
-            .iter()
-            .map(|errand| region(&errand.location))
-            .collect();
         let class = trip.candidate.location.class;
         // Prefetches name what they need. A prefetch that returns to a region would bring all of it.
         let is_waited_for = trip.urgency.get() == Urgency::Now;
-        if class == Class::MetadataPack || is_waited_for && self.is_returned_to(&regions, &errands)
-        {
+        let regions: BTreeSet<Region> = match class {
+            Class::MetadataPack => (errands.iter())
+                .map(|errand| region(&errand.location))
+                .collect(),
+            _ if is_waited_for => self.returned_to(&errands),
+            _ => BTreeSet::new(),
+        };
+        if !regions.is_empty() {
             self.add_neighbours(&trip, &regions, &mut errands);
         }
         let frames: Vec<Range<u64>> = errands
@@ -309,25 +342,33 @@ impl Reader {
         missing
     }
 
-    /// Returns true if few bytes are requested, and something else was recently fetched from the
-    /// same region.
+    /// Returns the regions that are fetched whole: those from which something else was recently
+    /// fetched if little is requested, and those of which much is requested, in several ranges. None
+    /// if any of the ranges is part of a long file.
     ///
     /// Small files that were stored together are then being read, in whatever order their names
     /// have.
-    fn is_returned_to(&self, regions: &BTreeSet<Region>, errands: &[Errand]) -> bool {
-        let bytes: u64 = errands
-            .iter()
-            .map(|errand| u64::from(errand.location.length))
-            .sum();
-        if bytes > SMALL_BYTES || !self.saves_requests {
-            return false;
+    fn returned_to(&self, errands: &[Errand]) -> BTreeSet<Region> {
+        let ranges = adjoining(errands);
+        let length = |range: &Range<u64>| range.end - range.start;
+        if !self.saves_requests || ranges.iter().any(|(_, range)| length(range) > SMALL_BYTES) {
+            return BTreeSet::new();
         }
-        let mut is_known = false;
-        for region in regions {
-            is_known |= self.regions.get(region).is_some();
+        // The ranges and the bytes that are requested of each region.
+        let mut requested: BTreeMap<Region, (u32, u64)> = BTreeMap::new();
+        for (region, range) in &ranges {
+            let (count, bytes) = requested.entry(*region).or_default();
+            *count += 1;
+            *bytes += length(range);
+        }
+        let is_little = requested.values().map(|(_, bytes)| bytes).sum::<u64>() <= SMALL_BYTES;
+        let is_whole = |region: &Region, (count, bytes): (u32, u64)| {
+            let is_known = self.regions.get(region).is_some();
             self.regions.put(*region, 1, ());
-        }
-        is_known
+            is_little && is_known || count > 1 && bytes >= MUCH_BYTES
+        };
+        let whole = (requested.into_iter()).filter(|(region, asked)| is_whole(region, *asked));
+        whole.map(|(region, _)| region).collect()
     }
 
     /// Adds the frames of the same regions that are not in the memory cache and that no other
@@ -357,12 +398,7 @@ impl Reader {
 
     /// Fetches one range, and answers for the frames in it.
     async fn fetch_range(&self, trip: &Trip, range: Range<u64>, errands: Vec<Errand>) {
-        let memory = errands
-            .iter()
-            .map(|errand| u64::from(errand.location.raw_length))
-            .sum::<u64>();
-        let memory = range.end - range.start + memory;
-        let _room = self.room(memory, &trip.urgency).await;
+        let _room = self.room(range.end - range.start, &trip.urgency).await;
         let fetched = self
             .link
             .get_range_as(&trip.key, range.clone(), &trip.urgency);
@@ -380,28 +416,31 @@ impl Reader {
             let start = (location.offset - range.start) as usize;
             bytes.slice(start..start + location.length as usize)
         };
-        let sealed = errands
-            .iter()
-            .map(|errand| (errand.location, part(&errand.location)));
-        let mut decoded: HashMap<_, _> = self
-            .decode(trip, sealed.collect())
-            .await
-            .into_iter()
-            .collect();
-        let mut good = Vec::new();
-        for errand in errands {
-            let key = errand.location.key();
-            let answer = match decoded.remove(&key) {
-                Some(Ok(frame)) => {
-                    good.push((errand.location.offset, part(&errand.location)));
-                    Ok(frame)
+        let (mut good, mut damaged) = (Vec::new(), Vec::new());
+        let mut errands = errands;
+        while !errands.is_empty() {
+            let rest = errands.split_off(group(&errands));
+            let sealed = errands.iter().map(|errand| errand.location);
+            let sealed = sealed.map(|location| (location, part(&location)));
+            let memory = errands.iter().map(|errand| errand.location.raw_length);
+            let memory = memory.map(u64::from).sum();
+            let _decoding = self.decoding_room(memory, &trip.urgency).await;
+            let decoded = self.decode(trip, sealed.collect()).await;
+            let mut decoded: HashMap<FrameKey, FrameAnswer> = decoded.into_iter().collect();
+            for errand in std::mem::replace(&mut errands, rest) {
+                let key = errand.location.key();
+                match decoded.remove(&key) {
+                    Some(Ok(frame)) => {
+                        good.push((errand.location.offset, part(&errand.location)));
+                        self.land(key, errand.duty, Ok(frame));
+                    }
+                    _ => damaged.push(errand),
                 }
-                // The bytes may have been damaged in transit. A frame counts as damaged only if a
-                // second fetch finds the same.
-                _ => self.once_more(trip, errand.location).await,
-            };
-            self.land(key, errand.duty, answer);
+            }
         }
+        // The bytes may have been damaged in transit. A frame counts as damaged only if a second
+        // fetch finds the same.
+        self.one_by_one(trip, damaged).await;
         self.keep(trip.candidate.location.pack, good).await;
     }
 

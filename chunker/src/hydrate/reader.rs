@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 
 use super::plan::RANGE_BYTES;
 use super::single_flight::SingleFlight;
+use crate::budget::MemoryBudget;
 use crate::cache::{DiskCache, MemoryCache};
 use crate::catalog::{Candidate, Catalog};
 use crate::chunking::segment::Segment;
@@ -74,7 +75,13 @@ pub(crate) struct Reader {
     /// What stays on disk until its user gives it up.
     pub(crate) pins: Option<Arc<Pins>>,
     pub(crate) saves_requests: bool,
+    /// Bounds the memory of stored bytes that are requested, until they are decoded.
     pub(crate) fetch_gate: Arc<ByteGate>,
+    /// Bounds the memory of frames that are being decoded. A task that holds a part of it waits for
+    /// the workers only, never for the store.
+    pub(super) decode_gate: ByteGate,
+    /// Bounds those of fetches for which no caller waits. It is a part of that of all.
+    pub(super) decode_ahead_gate: ByteGate,
     pub(super) frames: MemoryCache<FrameKey, Arc<NamedFrame>>,
     pub(crate) segments: MemoryCache<Id, Arc<Segment>>,
     openers: MemoryCache<PackName, Arc<ObjectOpener>>,
@@ -106,9 +113,9 @@ pub(crate) struct ReaderParts {
     /// Whether fetched frames are cached on disk, and neighbours of small files are fetched with
     /// them.
     pub(crate) saves_requests: bool,
-    /// Bounds the memory of what is fetched.
+    /// Bounds the memory of what is requested.
     pub(crate) fetch_gate: Arc<ByteGate>,
-    pub(crate) cache_bytes: u64,
+    pub(crate) memory: MemoryBudget,
 }
 
 /// A copy of a blob. Readers try the copies of a blob one after another.
@@ -120,7 +127,8 @@ pub(crate) enum Source {
 
 impl Reader {
     pub(crate) fn new(parts: ReaderParts) -> Self {
-        let segment_bytes = parts.cache_bytes / SEGMENT_SHARE;
+        let cache_bytes = parts.memory.cache_bytes;
+        let segment_bytes = cache_bytes / SEGMENT_SHARE;
         Self {
             link: parts.link,
             keyring: parts.keyring,
@@ -129,16 +137,21 @@ impl Reader {
             disk: parts.disk,
             pins: parts.pins,
             saves_requests: parts.saves_requests,
-            prefetch_gate: ByteGate::new(parts.fetch_gate.capacity()),
-            prefetch_memory: ByteGate::new(parts.fetch_gate.capacity() / PREFETCH_SHARE),
-            hydration_gate: ByteGate::new(parts.fetch_gate.capacity() / HYDRATION_SHARE),
+            prefetch_gate: ByteGate::new(parts.memory.fetch_bytes),
+            prefetch_memory: ByteGate::new(parts.memory.fetch_bytes / PREFETCH_SHARE),
+            hydration_gate: ByteGate::new(parts.memory.fetch_bytes / HYDRATION_SHARE),
             ahead_gate: {
                 let all = parts.fetch_gate.capacity();
                 ByteGate::new(all - all / NOW_SHARE)
             },
             raised: Notify::new(),
             fetch_gate: parts.fetch_gate,
-            frames: MemoryCache::new(parts.cache_bytes - segment_bytes),
+            decode_gate: ByteGate::new(parts.memory.decoding_bytes()),
+            decode_ahead_gate: {
+                let all = parts.memory.decoding_bytes();
+                ByteGate::new(all - all / NOW_SHARE)
+            },
+            frames: MemoryCache::new(cache_bytes - segment_bytes),
             segments: MemoryCache::new(segment_bytes),
             openers: MemoryCache::new(OPENER_BYTES),
             single_flight: SingleFlight::new(),

@@ -1,6 +1,6 @@
-//! Memory for fetches.
+//! Memory for fetches: for bytes that are on their way, and for frames that are being decoded.
 //!
-//! Owns the part of it that no fetch may take for which no caller waits. So a read that a caller
+//! Owns the parts of it that no fetch may take for which no caller waits. So a read that a caller
 //! waits for does not queue behind prefetches for memory.
 
 use std::pin::pin;
@@ -8,7 +8,7 @@ use std::pin::pin;
 use bkfs_store::urgency::{SharedUrgency, Urgency};
 
 use super::reader::Reader;
-use crate::gate::Reservation;
+use crate::gate::{ByteGate, Reservation};
 
 /// Memory of one fetch. Dropping it releases it.
 #[derive(Debug)]
@@ -21,17 +21,31 @@ impl Reader {
     /// Waits for memory for a fetch, in bytes. A fetch that becomes urgent while it waits may take
     /// all that is free.
     pub(super) async fn room(&self, bytes: u64, urgency: &SharedUrgency) -> Room {
-        let ahead = self.ahead_part(bytes, urgency).await;
+        let ahead = self.ahead_part(&self.ahead_gate, bytes, urgency).await;
         Room {
             _ahead: ahead,
             _all: self.fetch_gate.reserve(bytes).await,
         }
     }
 
+    /// Waits for memory for frames that are decoded, in bytes, as [`Reader::room`] does.
+    pub(super) async fn decoding_room(&self, bytes: u64, urgency: &SharedUrgency) -> Room {
+        let ahead = self.ahead_part(&self.decode_ahead_gate, bytes, urgency);
+        Room {
+            _ahead: ahead.await,
+            _all: self.decode_gate.reserve(bytes).await,
+        }
+    }
+
     /// Waits for a part of the memory of fetches for which no caller waits. `None` once a caller
     /// waits for this one.
-    async fn ahead_part(&self, bytes: u64, urgency: &SharedUrgency) -> Option<Reservation> {
-        let mut part = pin!(self.ahead_gate.reserve(bytes));
+    async fn ahead_part(
+        &self,
+        gate: &ByteGate,
+        bytes: u64,
+        urgency: &SharedUrgency,
+    ) -> Option<Reservation> {
+        let mut part = pin!(gate.reserve(bytes));
         loop {
             let mut raised = pin!(self.raised.notified());
             // From here on no raise goes unnoticed.

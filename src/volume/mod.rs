@@ -113,6 +113,8 @@ pub struct Volume {
     streaming: Mutex<HashSet<u64>>,
     /// True while a task makes room.
     relieving: AtomicBool,
+    /// The inode from which the next files are taken that are stored when memory runs short.
+    stored_to: AtomicU64,
     /// Inodes that lost their last name while they were in use.
     orphans: Mutex<HashSet<u64>>,
     room: Room,
@@ -210,6 +212,7 @@ impl Volume {
             brief_reads: BriefReads::default(),
             streaming: Mutex::new(HashSet::new()),
             relieving: AtomicBool::new(false),
+            stored_to: AtomicU64::new(0),
             orphans: Mutex::new(HashSet::new()),
             room: Room::new(parts.limits),
             cut_gate: tokio::sync::RwLock::new(()),

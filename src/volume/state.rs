@@ -18,7 +18,7 @@
 //! Each layer also keeps its *delta*: the places in it that no journal has described yet. Storing
 //! bytes changes no delta, because it changes nothing that can be read.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -58,8 +58,9 @@ pub struct Layer {
     /// Inodes of which everything below is hidden. Shared, so that a commit takes the set of its
     /// layer in constant time; only the set of the active layer changes, which is not shared.
     pub dropped: Arc<HashSet<u64>>,
-    /// Dirty bytes of files.
-    pub data: HashMap<u64, DirtyRanges>,
+    /// Dirty bytes of files, in the order in which the files were made: a commit stores them so, and
+    /// what was written together is read together.
+    pub data: BTreeMap<u64, DirtyRanges>,
     /// The places in it that changed since the last journal.
     pub delta: Delta,
     item_cost: u64,

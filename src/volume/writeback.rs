@@ -17,6 +17,9 @@ use crate::volume::{Promise, Volume};
 /// Number of files that are stored concurrently when memory runs short.
 const RELIEVED_AT_ONCE: usize = 8;
 
+/// Dirty bytes in memory of a long file: these are stored first when memory runs short.
+const LONG_BYTES: u64 = 1 << 20;
+
 impl Volume {
     /// Starts a flush of a file in the background, unless such a flush is running.
     pub(super) fn flush_soon(self: &Arc<Self>, inode: u64, epoch: u64, reach: Reach) {
@@ -67,7 +70,7 @@ impl Volume {
         }
     }
 
-    /// Stores the largest files until there is room, if dirty bytes fill the memory. Only one task
+    /// Stores files until there is room, if dirty bytes fill the memory. Only one task
     /// at a time does this.
     pub(super) fn relieve(self: &Arc<Self>) {
         if !self.is_pressed() || self.relieving.swap(true, Ordering::AcqRel) {
@@ -84,7 +87,7 @@ impl Volume {
                 }
                 // A request that came before the flag was reset found this task running and
                 // returned.
-                let is_left = volume.is_pressed() && !volume.largest_files().is_empty();
+                let is_left = volume.is_pressed() && !volume.files_to_store().is_empty();
                 if !is_left || volume.relieving.swap(true, Ordering::AcqRel) {
                     return;
                 }
@@ -94,7 +97,7 @@ impl Volume {
 
     async fn make_room(&self) -> Result<(), VolumeError> {
         while self.is_pressed() {
-            let files = self.largest_files();
+            let files = self.files_to_store();
             if files.is_empty() {
                 return Ok(());
             }
@@ -119,24 +122,35 @@ impl Volume {
         self.room.data_pressure(&state.lock()) != Pressure::None
     }
 
-    /// Returns the files with the most dirty bytes in the active layer, with that layer's epoch.
-    /// There are so many of them that finding them costs little compared with storing them.
-    fn largest_files(&self) -> Vec<(u64, u64)> {
+    /// Returns files of the active layer that are to be stored, with that layer's epoch: the long
+    /// ones, longest first, then others in the order in which they were made, from where the last
+    /// call ended. So files that were made together lie together, and one that is written again and
+    /// again does not keep the others from being stored. There are so many of them that finding them
+    /// costs little compared with storing them.
+    fn files_to_store(&self) -> Vec<(u64, u64)> {
         let Ok(state) = self.view.state() else {
             return Vec::new();
         };
-        let (mut files, epoch): (Vec<(u64, u64)>, u64) = {
-            let layer = &state.lock().active;
-            let costs = layer.data.iter();
-            let costs = costs.map(|(inode, ranges)| (ranges.cost(), *inode));
-            (costs.collect(), layer.epoch)
-        };
-        let count = files.len().min(RELIEVED_AT_ONCE.max(files.len() / 16));
-        if count < files.len() {
-            files.select_nth_unstable_by(count, |one, other| other.cmp(one));
+        let layer = &state.lock().active;
+        let count = RELIEVED_AT_ONCE.max(layer.data.len() / 16);
+        let costs = (layer.data.iter()).map(|(inode, ranges)| (ranges.cost(), *inode));
+        let mut long: Vec<(u64, u64)> = costs.filter(|(cost, _)| *cost >= LONG_BYTES).collect();
+        if count < long.len() {
+            long.select_nth_unstable_by(count, |one, other| other.cmp(one));
+            long.truncate(count);
         }
-        files.truncate(count);
-        files.sort_unstable_by(|one, other| other.cmp(one));
-        files.into_iter().map(|(_, inode)| (inode, epoch)).collect()
+        long.sort_unstable_by(|one, other| other.cmp(one));
+        let from = self.stored_to.load(Ordering::Relaxed);
+        let others = layer.data.range(from..).chain(layer.data.range(..from));
+        let others = others.filter(|(_, ranges)| ranges.cost() < LONG_BYTES);
+        let others: Vec<u64> = (others.map(|(inode, _)| *inode))
+            .take(count - long.len())
+            .collect();
+        if let Some(last) = others.last() {
+            self.stored_to.store(last + 1, Ordering::Relaxed);
+        }
+        let long = long.into_iter().map(|(_, inode)| inode);
+        let files = long.chain(others);
+        files.map(|inode| (inode, layer.epoch)).collect()
     }
 }

@@ -4,15 +4,15 @@ use std::ffi::OsString;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use bkfs_store::direct::DIRECT_BYTES_MIN;
 use bytes::Bytes;
-use futures::future::join_all;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::restore::dates::{Made, Undated};
-use crate::restore::job::Job;
+use crate::restore::job::{Job, SMALL_AT_ONCE};
 use crate::restore::output::Output;
 use crate::restore::{finishing, place};
 use crate::tree::item::Attributes;
@@ -43,14 +43,15 @@ pub struct Target {
     pub path: PathBuf,
 }
 
-/// A file that is being filled. When the last part drops it and it is whole, it gets its owner,
+/// A file that is to be filled. When the last part drops it and it is whole, it gets its owner,
 /// permissions and name, and waits for its times.
 pub struct Contents {
     job: Arc<Job>,
     inode: u64,
     attributes: Attributes,
     xattrs: Vec<(Vec<u8>, Bytes)>,
-    output: Output,
+    /// The file of the target, once it is made.
+    output: OnceLock<Output>,
     target: Target,
     failed: AtomicBool,
     /// Bytes that no part has written yet.
@@ -58,13 +59,12 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Returns the contents of an inode for an empty file.
+    /// Returns the contents of an inode for a file that is not made yet.
     pub fn new(
         job: Arc<Job>,
         inode: u64,
         attributes: Attributes,
         xattrs: Vec<(Vec<u8>, Bytes)>,
-        output: Output,
         target: Target,
     ) -> Arc<Self> {
         Arc::new(Contents {
@@ -72,7 +72,7 @@ impl Contents {
             inode,
             attributes,
             xattrs,
-            output,
+            output: OnceLock::new(),
             target,
             failed: AtomicBool::new(false),
             left: AtomicU64::new(attributes.size_bytes),
@@ -85,15 +85,42 @@ impl Contents {
         self.job.permits.clone().acquire_owned().await.ok()
     }
 
+    /// Returns the right to fill so many small files, of which this is one. Waits while too many are
+    /// being filled.
+    pub async fn permits(&self, files: usize) -> Option<OwnedSemaphorePermit> {
+        let files = files.min(SMALL_AT_ONCE) as u32;
+        let permits = self.job.small_permits.clone();
+        // The semaphore is never closed.
+        permits.acquire_many_owned(files).await.ok()
+    }
+
     /// Returns the size, in bytes, of a file that is filled together with others.
     pub fn small_bytes(&self) -> Option<u64> {
         let size = self.attributes.size_bytes;
         (size <= SMALL_BYTES && self.attributes.allocated_bytes >= size).then_some(size)
     }
 
-    /// Gives the file its length. Reports a problem and returns false if that fails.
-    pub fn set_length(&self) -> bool {
-        let set = rustix::fs::ftruncate(&self.output, self.attributes.size_bytes);
+    /// Makes the empty file. Reports a problem and returns `None` if that fails.
+    fn begin(&self) -> Option<&Output> {
+        let is_large = self.attributes.size_bytes >= DIRECT_BYTES_MIN as u64;
+        let Target {
+            directory, draft, ..
+        } = &self.target;
+        match Output::make(directory.as_fd(), draft, is_large) {
+            Ok(output) => Some(self.output.get_or_init(|| output)),
+            Err(error) => {
+                self.fail(&error);
+                None
+            }
+        }
+    }
+
+    /// Makes the file and gives it its length. Reports a problem and returns false if that fails.
+    pub fn begin_with_length(&self) -> bool {
+        let Some(output) = self.begin() else {
+            return false;
+        };
+        let set = rustix::fs::ftruncate(output, self.attributes.size_bytes);
         set.inspect_err(|error| self.fail(error)).is_ok()
     }
 
@@ -168,30 +195,27 @@ impl Contents {
         self.job.progress.bytes.fetch_add(length, Ordering::Relaxed);
     }
 
-    /// Reads all of a small file. Reports a problem and returns `None` if that fails.
-    async fn read_small(self: Arc<Self>) -> Option<(Arc<Self>, Vec<Bytes>)> {
-        let size = self.attributes.size_bytes;
-        let view = &self.job.source.view;
-        match view.read(Scope::Live, self.inode, 0..size).await {
-            Ok(bytes) => Some((self, bytes)),
-            Err(error) => {
-                self.fail_volume(&error);
-                self.lengthen();
-                None
-            }
-        }
-    }
-
     /// Gives a small file that was not filled its length, in case that it gets its name all the same.
-    fn lengthen(&self) {
-        let sized = rustix::fs::ftruncate(&self.output, self.attributes.size_bytes);
+    fn lengthen(&self, output: &Output) {
+        let sized = rustix::fs::ftruncate(output, self.attributes.size_bytes);
         sized.unwrap_or_else(|error| tracing::debug!(%error, "stays short"));
     }
 
-    fn write_small(&self, body: &[Bytes]) {
-        if let Err(reason) = self.write(0, body) {
+    /// Makes a small file, and fills it with what was read.
+    fn make_small(&self, body: Result<Vec<Bytes>, VolumeError>) {
+        let Some(output) = self.begin() else {
+            return;
+        };
+        let body = match body {
+            Ok(body) => body,
+            Err(error) => {
+                self.fail_volume(&error);
+                return self.lengthen(output);
+            }
+        };
+        if let Err(reason) = self.write(0, &body) {
             self.fail(&reason);
-            return self.lengthen();
+            return self.lengthen(output);
         }
         let length = body.iter().map(|part| part.len() as u64).sum();
         self.left.fetch_sub(length, Ordering::Relaxed);
@@ -200,10 +224,11 @@ impl Contents {
 
     /// Writes bytes; with `--verify` also reads back what the disk has.
     fn write(&self, offset: u64, body: &[Bytes]) -> Result<(), String> {
-        let written = self.output.write(offset, body, &self.job.buffers);
+        let output = self.output.get().ok_or("it was not made")?;
+        let written = output.write(offset, body, &self.job.buffers);
         written.map_err(|error| error.to_string())?;
         if self.job.options.verify {
-            self.output.verify(offset, body)?;
+            output.verify(offset, body)?;
             let length = body.iter().map(|part| part.len() as u64).sum();
             let verified = &self.job.progress.verified_bytes;
             verified.fetch_add(length, Ordering::Relaxed);
@@ -224,14 +249,20 @@ impl Contents {
     }
 }
 
-/// Fills small files: reads them all at once, then writes and finishes one after another.
+/// Fills small files: reads them all at once, then makes and finishes one after another. So many
+/// files share a request, and only one of them is open.
 pub async fn fill_small(files: Vec<Arc<Contents>>) {
-    let read = join_all(files.into_iter().map(Contents::read_small)).await;
+    let Some(first) = files.first() else {
+        return;
+    };
+    let whole = |file: &Arc<Contents>| (file.inode, 0..file.attributes.size_bytes);
+    let wanted: Vec<(u64, Range<u64>)> = files.iter().map(whole).collect();
+    let read = first.job.source.view.read_each(Scope::Live, &wanted).await;
     // A file detects the bytes that a panicked thread did not write.
     let written = tokio::task::spawn_blocking(move || {
-        for (file, body) in read.into_iter().flatten() {
+        for (file, body) in files.into_iter().zip(read) {
             if !file.job.is_abandoned.load(Ordering::SeqCst) {
-                file.write_small(&body);
+                file.make_small(body);
             }
         }
     });
@@ -246,6 +277,12 @@ impl Contents {
         if self.job.is_abandoned.load(Ordering::SeqCst) {
             return place::discard(self.target.directory.as_fd(), &self.target.draft);
         }
+        let Some(output) = self.output.get() else {
+            self.job.unmade.lock().insert(self.inode);
+            // It may have been made, and then not locked.
+            place::discard(self.target.directory.as_fd(), &self.target.draft);
+            return self.fail(&"it was not made");
+        };
         let is_whole = self.left.load(Ordering::Relaxed) == 0;
         if !is_whole {
             self.fail(&"a part of it was not written");
@@ -264,13 +301,13 @@ impl Contents {
             };
         }
         let unset = finishing::finish_undated(
-            self.output.as_fd(),
+            output.as_fd(),
             &self.attributes,
             &self.xattrs,
             self.job.rights(),
         );
         let named = self.job.put_in_place(directory.as_fd(), draft, name);
-        if let Err(error) = named.and_then(|()| self.wait_for_times()) {
+        if let Err(error) = named.and_then(|()| self.wait_for_times(output)) {
             self.job.unmade.lock().insert(self.inode);
             return self.fail(&error);
         }
@@ -282,8 +319,8 @@ impl Contents {
 }
 
 impl Contents {
-    fn wait_for_times(&self) -> rustix::io::Result<()> {
-        let found = rustix::fs::fstat(&self.output)?;
+    fn wait_for_times(&self, output: &Output) -> rustix::io::Result<()> {
+        let found = rustix::fs::fstat(output)?;
         self.job.dates.add(Undated {
             below: self.target.below.clone(),
             name: self.target.name.clone(),

@@ -9,14 +9,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use bkfs_store::direct::DIRECT_BYTES_MIN;
 use bytes::Bytes;
 
 use crate::fault;
 use crate::restore::file::{Contents, Target};
 use crate::restore::finishing::HeldInode;
 use crate::restore::job::Job;
-use crate::restore::output::Output;
 use crate::restore::parts::Parts;
 use crate::restore::{finishing, place};
 use crate::tree::item::{Attributes, Item};
@@ -109,25 +107,15 @@ pub async fn make(
         return unmade();
     };
     if mode::is_regular(attributes.mode) {
-        let draft = job.drafts.next();
-        let is_large = attributes.size_bytes >= DIRECT_BYTES_MIN as u64;
-        return match Output::make(directory.as_fd(), &draft, is_large) {
-            Ok(output) => {
-                let target = Target {
-                    directory: directory.clone(),
-                    draft,
-                    name: name.to_owned(),
-                    below: below.clone(),
-                    path: path.to_owned(),
-                };
-                let file = Contents::new(job.clone(), inode, *attributes, xattrs, output, target);
-                parts.fill(file).await;
-            }
-            Err(error) => {
-                unmade();
-                job.problem(path, &error, false);
-            }
+        let target = Target {
+            directory: directory.clone(),
+            draft: job.drafts.next(),
+            name: name.to_owned(),
+            below: below.clone(),
+            path: path.to_owned(),
         };
+        let file = Contents::new(job.clone(), inode, *attributes, xattrs, target);
+        return parts.fill(file).await;
     }
     let draft = job.draft(name);
     match make_other(job, inode, attributes, directory, &draft).await {

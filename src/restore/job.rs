@@ -29,6 +29,10 @@ use crate::volume::mode;
 /// Parts of files in flight at the same time; each holds at most [`PART_BYTES`](super::file::PART_BYTES).
 const PARTS_AT_ONCE: usize = 12;
 
+/// Small files in flight at the same time. Each holds a frame of at most 128 KiB, if no two of them
+/// share one: 192 MiB, which is what a mount may hold for writing.
+pub(super) const SMALL_AT_ONCE: usize = 1536;
+
 /// Options of a restore.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
@@ -113,6 +117,8 @@ pub(super) struct Job {
     rights: Rights,
     pub(super) progress: Arc<RestoreProgress>,
     pub(super) permits: Arc<Semaphore>,
+    /// Limits the small files in flight.
+    pub(super) small_permits: Arc<Semaphore>,
     pub(super) problems: Mutex<Vec<Problem>>,
     /// Inodes whose first name does not lead to them, because it could not be made.
     pub(super) unmade: Mutex<HashSet<u64>>,
@@ -124,6 +130,9 @@ pub(super) struct Job {
     pub(super) drafts: Drafts,
     /// Buffers for writes past the page cache.
     pub(super) buffers: DirectBuffers,
+    /// A sync has failed. The kernel reports a failed write to one sync only, so no file that was
+    /// being written then gets its times from a later one.
+    pub(super) has_sync_failed: AtomicBool,
     /// The restore was dropped before its end. What is not whole gets no name.
     pub(super) is_abandoned: AtomicBool,
 }
@@ -154,12 +163,14 @@ impl Job {
             rights: options.rights(),
             progress,
             permits: Arc::new(Semaphore::new(PARTS_AT_ONCE)),
+            small_permits: Arc::new(Semaphore::new(SMALL_AT_ONCE)),
             problems: Mutex::new(Vec::new()),
             unmade: Mutex::default(),
             filesystems: Filesystems::default(),
             dates: Dates::default(),
             drafts: Drafts::new(&SystemEntropy),
             buffers: DirectBuffers::default(),
+            has_sync_failed: AtomicBool::new(false),
             is_abandoned: AtomicBool::new(false),
         })
     }

@@ -247,7 +247,8 @@ async fn make(
     };
     parts.join(|error| job.problem(path, &error, false)).await;
     // What still waits is a single file.
-    date(job, &directory, path.parent().unwrap_or(path)).await;
+    let files = job.dates.take();
+    date(job, files, &directory, path.parent().unwrap_or(path)).await;
     sync(job, path).await;
     Ok(())
 }

@@ -8,12 +8,15 @@ use std::sync::Arc;
 use tokio::task::{JoinError, JoinSet};
 
 use crate::restore::file::{self, Contents};
+use crate::restore::job::SMALL_AT_ONCE;
 
-/// Number of small files that a task takes. Each holds an open file.
-const FILES_MAX: usize = 16;
+/// Number of small files that a task takes: a sixth of those that may be in flight.
+const FILES_MAX: usize = SMALL_AT_ONCE / 6;
 
-/// Bytes of small files that a task takes, at least. It takes one file more at most.
-const BYTES_MAX: u64 = 1 << 20;
+/// Bytes of small files that a task takes, at least. It takes one file more at most. Names come in
+/// another order than files were stored in, so the more files share a request, the fewer of its
+/// neighbours another one fetches again.
+const BYTES_MAX: u64 = 4 << 20;
 
 /// The tasks of a restore, and the small files that wait for one. A task for each small file would
 /// cost more than the file itself.
@@ -30,7 +33,7 @@ impl Parts {
         if let Some(bytes) = file.small_bytes() {
             return self.add_small(file, bytes).await;
         }
-        if !file.set_length() {
+        if !file.begin_with_length() {
             return;
         }
         let (mut at, mut looked) = (0, 0);
@@ -69,7 +72,7 @@ impl Parts {
         let Some(first) = files.first() else {
             return;
         };
-        if let Some(permit) = first.permit().await {
+        if let Some(permit) = first.permits(files.len()).await {
             self.spawn(async move {
                 file::fill_small(files).await;
                 drop(permit);

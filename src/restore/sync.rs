@@ -7,17 +7,20 @@ use std::fmt::Display;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use crate::restore::dates;
+use crate::restore::dates::{self, Undated};
 use crate::restore::job::Job;
 
-/// Gives the files below `directory` that wait for them their times, after a sync: none if that
-/// fails. `path` is its path. No part of a file may be in flight.
-pub async fn date(job: &Arc<Job>, directory: &OwnedFd, path: &Path) {
-    let files = job.dates.take();
+/// Gives files below `directory` their times, after a sync: none if this one or one before it
+/// fails. `path` is its path. The files are whole.
+pub async fn date(job: &Arc<Job>, files: Vec<Undated>, directory: &OwnedFd, path: &Path) {
     if files.is_empty() || !sync(job, path).await {
+        return;
+    }
+    if job.has_sync_failed.load(Ordering::SeqCst) {
         return;
     }
     let failed = |error: &dyn Display| job.problem(path, &format_args!("times: {error}"), false);
@@ -51,6 +54,7 @@ const CHANGED: &str = "another program has changed it since it was restored: it 
 /// restored. Returns false if that fails, and reports it.
 pub async fn sync(job: &Arc<Job>, target: &Path) -> bool {
     let failed = |error: &dyn Display| {
+        job.has_sync_failed.store(true, Ordering::SeqCst);
         job.problem(target, &format_args!("writing to the disk: {error}"), false);
         false
     };

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Mode};
+use tokio::task::{JoinError, JoinSet};
 
 use crate::clock::{Clock, SystemClock};
 use crate::fault::{self, Entered};
@@ -85,19 +86,21 @@ pub async fn directory(
     path: &Path,
     parts: &mut Parts,
 ) -> Result<(), RestoreError> {
-    let fd = target
-        .fd
-        .try_clone()
-        .map_err(|error| RestoreError::Target {
+    let again = || {
+        let again = target.fd.try_clone();
+        again.map_err(|error| RestoreError::Target {
             path: path.to_owned(),
             reason: error.to_string(),
-        })?;
+        })
+    };
+    let (root, fd) = (Arc::new(again()?), again()?);
     let mut walk = Walk {
         job,
-        root: &target.fd,
+        root,
         path,
         links: Links::default(),
         finished: Vec::new(),
+        dating: JoinSet::new(),
     };
     walk.sweep(&fd, path);
     let mut entered = Entered::from(inode);
@@ -158,11 +161,14 @@ const FINISHED_MAX: usize = 256;
 struct Walk<'a> {
     job: &'a Arc<Job>,
     /// The open target.
-    root: &'a OwnedFd,
+    root: Arc<OwnedFd>,
     path: &'a Path,
     links: Links,
     /// Directories that are filled and wait for their attributes.
     finished: Vec<Filled>,
+    /// Gives whole files their times while others are filled. At most one task, so that each failed
+    /// write is reported by one sync.
+    dating: JoinSet<()>,
 }
 
 impl Walk<'_> {
@@ -205,14 +211,37 @@ impl Walk<'_> {
 
     /// Waits for all contents.
     async fn join(&self, parts: &mut Parts) {
-        let failed = |error| self.job.problem(self.path, &error, false);
-        parts.join(failed).await;
+        parts.join(|error: JoinError| self.failed(&error)).await;
     }
 
-    /// Gives whole files their times, once they are on the disk.
-    async fn date(&self, parts: &mut Parts) {
+    /// Gives all files their times, once they are whole and on the disk.
+    async fn date(&mut self, parts: &mut Parts) {
         self.join(parts).await;
-        date(self.job, self.root, self.path).await;
+        self.dated().await;
+        date(self.job, self.job.dates.take(), &self.root, self.path).await;
+    }
+
+    /// Begins to give the files their times that are whole now. Waits for the ones before them, so
+    /// that only a bounded number waits.
+    async fn date_soon(&mut self) {
+        self.dated().await;
+        let (job, files) = (self.job.clone(), self.job.dates.take());
+        let (root, path) = (self.root.clone(), self.path.to_owned());
+        self.dating
+            .spawn(async move { date(&job, files, &root, &path).await });
+    }
+
+    /// Waits for the files that are being given their times.
+    async fn dated(&mut self) {
+        while let Some(dated) = self.dating.join_next().await {
+            if let Err(error) = dated {
+                self.failed(&error);
+            }
+        }
+    }
+
+    fn failed(&self, error: &dyn std::fmt::Display) {
+        self.job.problem(self.path, error, false);
     }
 
     /// Waits for all contents, then makes the links to them, then sets the attributes of the filled
@@ -425,7 +454,7 @@ impl Walk<'_> {
             make(self.job, source, place, parts).await;
         }
         if self.job.dates.is_due() {
-            self.date(parts).await;
+            self.date_soon().await;
         }
     }
 }

@@ -72,6 +72,7 @@ mod neighbours;
 pub mod new_inodes;
 pub mod nodes;
 pub mod operations;
+mod read_plan;
 pub mod replay;
 pub mod requests;
 pub mod rescue;

@@ -14,19 +14,17 @@ use bkfs_chunker::content_store::{ContentStore, Prefetch};
 use bkfs_chunker::extent::Piece;
 use bkfs_chunker::id::Id;
 use bytes::Bytes;
+use futures::future::join_all;
 
 use crate::extents::Placed;
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::{self, Key};
 use crate::tree::map::Tree;
-use crate::volume::dirty::Part;
 use crate::volume::error::VolumeError;
 use crate::volume::nodes::{Nodes, decode_item};
+use crate::volume::read_plan::ReadPlan;
 use crate::volume::state::{Below, Changes, ExtentChanges, Found, Scope, Totals, VolumeState};
 use crate::volume::state_lock::{Holds, StateLock};
-
-/// Zeroes that stand for holes.
-static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
 
 /// Maximum number of hidden extents of the tree that are skipped one by one on the way back to the
 /// last extent that is not hidden.
@@ -61,13 +59,6 @@ impl Page {
             Some((_, error)) => Err(error),
         }
     }
-}
-
-/// A part of a range of a file.
-enum Source {
-    Bytes(Bytes),
-    Zero(u64),
-    Stored,
 }
 
 impl View {
@@ -328,30 +319,53 @@ impl View {
         inode: u64,
         range: Range<u64>,
     ) -> Result<Vec<Bytes>, VolumeError> {
+        let plan = self.plan(scope, inode, range).await?;
+        let stored = self.content_store().read(&plan.pieces).await?;
+        Ok(plan.assemble(stored))
+    }
+
+    /// Returns the bytes of several files, each with its range, as [`View::read`] does, with one
+    /// result for each. What they have stored close together is fetched by one request.
+    pub async fn read_each(
+        &self,
+        scope: Scope,
+        files: &[(u64, Range<u64>)],
+    ) -> Vec<Result<Vec<Bytes>, VolumeError>> {
+        let plans = files.iter().map(|(inode, range)| {
+            let range = range.clone();
+            async move { self.plan(scope, *inode, range).await }
+        });
+        let plans = join_all(plans.collect::<Vec<_>>()).await;
+        let pieces: Vec<Piece> = (plans.iter().flatten())
+            .flat_map(|plan| plan.pieces.iter().copied())
+            .collect();
+        let mut stored = self.content_store().read_each(&pieces).await.into_iter();
+        let finish = |plan: Result<ReadPlan, VolumeError>| {
+            let plan = plan?;
+            // All of them are taken, also after an error: the next file's follow.
+            let own: Vec<_> = stored.by_ref().take(plan.pieces.len()).collect();
+            let own = own.into_iter().collect::<Result<Vec<_>, _>>()?;
+            Ok(plan.assemble(own))
+        };
+        plans.into_iter().map(finish).collect()
+    }
+
+    /// Returns what the bytes of a file in `range` consist of.
+    async fn plan(
+        &self,
+        scope: Scope,
+        inode: u64,
+        range: Range<u64>,
+    ) -> Result<ReadPlan, VolumeError> {
         let (parts, below) = self.state.lock().contents(scope, inode, &range);
-        let Some((changes, inline)) = below else {
-            return Ok(parts
-                .into_iter()
-                .flat_map(|(part, content)| dirty_bytes(part, content))
-                .collect());
-        };
-        let extents = self.all_extents_among(changes).await?;
-        let inline = if extents.is_empty() {
-            self.inline(inode, inline).await?
-        } else {
-            None
-        };
-        let (sources, pieces) = plan(range, parts, &extents, inline);
-        let mut stored = self.content_store().read(&pieces).await?.into_iter();
-        let mut bytes = Vec::with_capacity(sources.len());
-        for source in sources {
-            match source {
-                Source::Bytes(data) => bytes.push(data),
-                Source::Zero(length) => bytes.extend(zeroes(length)),
-                Source::Stored => bytes.extend(stored.next().into_iter().flatten()),
+        let (mut extents, mut inline) = (Vec::new(), None);
+        if let Some((changes, found)) = below {
+            extents = self.all_extents_among(changes).await?;
+            if extents.is_empty() {
+                inline = self.inline(inode, found).await?;
             }
         }
-        Ok(bytes)
+        Ok(ReadPlan::new(range, parts, &extents, inline))
     }
 
     /// Returns the contents of a small file; `None` if the tree does not hold them. `found` is the
@@ -385,34 +399,8 @@ impl View {
         inode: u64,
         range: Range<u64>,
     ) -> Result<Vec<(Range<u64>, bool)>, VolumeError> {
-        let (parts, below) = self.state.lock().contents(Scope::Live, inode, &range);
-        let (mut extents, mut inline) = (Vec::new(), None);
-        if let Some((changes, found)) = below {
-            extents = self.all_extents_among(changes).await?;
-            if extents.is_empty() {
-                inline = self.inline(inode, found).await?;
-            }
-        }
-        let mut map: Vec<(Range<u64>, bool)> = Vec::new();
-        let mut at = range.start;
-        let (sources, pieces) = plan(range, parts, &extents, inline);
-        let mut pieces = pieces.into_iter();
-        for source in sources {
-            let (length, is_data) = match source {
-                Source::Bytes(bytes) => (bytes.len() as u64, true),
-                Source::Zero(length) => (length, false),
-                Source::Stored => (
-                    pieces.next().map_or(0, |piece| u64::from(piece.length)),
-                    true,
-                ),
-            };
-            match map.last_mut() {
-                Some((last, data)) if *data == is_data => last.end += length,
-                _ => map.push((at..at + length, is_data)),
-            }
-            at += length;
-        }
-        Ok(map)
+        let start = range.start;
+        Ok(self.plan(Scope::Live, inode, range).await?.map(start))
     }
 
     /// Returns whether the byte at `offset` is dirty: data (true), a zero (false) or not dirty
@@ -440,8 +428,7 @@ impl View {
         range: Range<u64>,
     ) -> Result<Vec<Piece>, VolumeError> {
         let extents = self.extents(Scope::Live, inode, range.clone()).await?;
-        let (_, pieces) = plan(range, Vec::new(), &extents, None);
-        Ok(pieces)
+        Ok(ReadPlan::new(range, Vec::new(), &extents, None).pieces)
     }
 }
 
@@ -462,94 +449,4 @@ fn overlapping(
         }
     }
     Ok(extents)
-}
-
-fn zeroes(length: u64) -> impl Iterator<Item = Bytes> {
-    let whole = length / ZEROES.len() as u64;
-    let rest = (length % ZEROES.len() as u64) as usize;
-    let parts = (0..whole)
-        .map(|_| ZEROES.len())
-        .chain((rest > 0).then_some(rest));
-    parts.map(|part| Bytes::from_static(&ZEROES[..part]))
-}
-
-fn dirty_bytes(range: Range<u64>, part: Part) -> Vec<Bytes> {
-    match part {
-        Part::Data(bytes) => vec![bytes],
-        Part::Zero => zeroes(range.end - range.start).collect(),
-    }
-}
-
-/// Assembles a range from dirty parts (sorted), extents (sorted) and the contents of a small file.
-fn plan(
-    range: Range<u64>,
-    parts: Vec<(Range<u64>, Part)>,
-    extents: &[Placed],
-    inline: Option<Bytes>,
-) -> (Vec<Source>, Vec<Piece>) {
-    let mut plan = ReadPlan {
-        sources: Vec::new(),
-        pieces: Vec::new(),
-        extents,
-        inline,
-    };
-    let mut at = range.start;
-    for (part, content) in parts {
-        plan.clean(at..part.start);
-        at = part.end;
-        match content {
-            Part::Data(bytes) => plan.sources.push(Source::Bytes(bytes)),
-            Part::Zero => plan.sources.push(Source::Zero(part.end - part.start)),
-        }
-    }
-    plan.clean(at..range.end);
-    (plan.sources, plan.pieces)
-}
-
-struct ReadPlan<'a> {
-    sources: Vec<Source>,
-    pieces: Vec<Piece>,
-    extents: &'a [Placed],
-    inline: Option<Bytes>,
-}
-
-impl ReadPlan<'_> {
-    /// Adds a part without dirty bytes.
-    fn clean(&mut self, range: Range<u64>) {
-        let mut at = range.start;
-        if let Some(bytes) = &self.inline {
-            let to = range.end.min(bytes.len() as u64);
-            if at < to {
-                self.sources
-                    .push(Source::Bytes(bytes.slice(at as usize..to as usize)));
-                at = to;
-            }
-        }
-        let first = self.extents.partition_point(|placed| placed.end() <= at);
-        for placed in &self.extents[first..] {
-            let Placed { offset, extent } = *placed;
-            if at >= range.end || offset >= range.end {
-                break;
-            }
-            // The extent lies inside the one before it. Only a forged file has such an extent.
-            if placed.end() <= at {
-                continue;
-            }
-            if at < offset {
-                self.sources.push(Source::Zero(offset - at));
-                at = offset;
-            }
-            let to = range.end.min(placed.end());
-            self.pieces.push(Piece {
-                target: extent.target,
-                offset: extent.target_offset + (at - offset) as u32,
-                length: (to - at) as u32,
-            });
-            self.sources.push(Source::Stored);
-            at = to;
-        }
-        if at < range.end {
-            self.sources.push(Source::Zero(range.end - at));
-        }
-    }
 }

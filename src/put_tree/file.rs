@@ -1,7 +1,8 @@
 //! One regular file of a put, from the source into the volume.
 //!
-//! Owns: how a file is read whole, and again if it changes meanwhile. Does not own: which files are
-//! read (`tree`), how contents are stored (`volume`, `stream`).
+//! Owns: how a file is read whole, and again if it changes meanwhile. A small file enters the volume
+//! in one step, a long one as a deposit. Does not own: which files are read (`tree`), how contents
+//! are stored (`volume`, `stream`).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,6 +20,7 @@ use crate::put_tree::report::Report;
 use crate::stream::source::Source;
 use crate::stream::{StreamError, fill};
 use crate::volume::data::WriteOptions;
+use crate::volume::whole_file::WholeFile;
 
 /// Times that a file is read until it does not change meanwhile.
 const READS_MAX: u32 = 3;
@@ -28,6 +30,14 @@ const SMALL_BYTES: u64 = 1 << 20;
 
 /// Bytes of a file with holes that are read at a time.
 const PIECE_BYTES: usize = 1 << 20;
+
+/// Bytes of small files that are read together, at least. One file more may be read.
+pub(super) const BATCH_BYTES: u64 = 512 << 10;
+
+/// Returns true for a file that is read in one step.
+pub(super) fn is_small(facts: &Facts) -> bool {
+    facts.size <= SMALL_BYTES && !facts.may_have_holes()
+}
 
 /// A regular file at the source.
 pub(super) struct FileEntry {
@@ -41,12 +51,33 @@ pub(super) struct FileEntry {
     pub path: Vec<u8>,
 }
 
-/// A file that is open, with its contents if it is small.
+/// A file that was opened.
 struct Opened {
-    fd: OwnedFd,
     facts: Facts,
     held: Held,
-    contents: Option<Bytes>,
+    body: Body,
+}
+
+impl Opened {
+    /// Returns the memory of the contents, in bytes.
+    fn held_bytes(&self) -> u64 {
+        match &self.body {
+            Body::Small { contents, .. } => contents.len() as u64,
+            Body::Long(_) => 0,
+        }
+    }
+}
+
+/// The contents of a file.
+enum Body {
+    /// All of them.
+    Small {
+        contents: Bytes,
+        /// False if the file changed while it was read.
+        is_whole: bool,
+    },
+    /// They are still to be read.
+    Long(OwnedFd),
 }
 
 /// A deposit with the contents of a file.
@@ -58,24 +89,132 @@ struct Deposit {
     is_whole: bool,
 }
 
-/// Stores a file under its name, in place of what has the name. A file that cannot be read is named
-/// in the report, and the name is removed.
+/// Stores files under their names, in place of what has the names. A file that cannot be read is
+/// named in the report, and the name is removed. Small files are read together.
 ///
 /// # Errors
 /// [`StreamError::Volume`] if the volume cannot be changed, [`StreamError::Read`] if this process
 /// lacks descriptors or memory.
-pub(super) async fn store(job: &Job, file: FileEntry) -> Result<(), StreamError> {
-    for read in 1.. {
-        let deposit = match deposit(job, &file).await {
-            Ok(deposit) => deposit,
-            Err(error @ StreamError::Volume(_)) => return Err(error),
-            Err(error) => return leave_out(job, &file, error).await,
+pub(super) async fn store(job: &Job, files: Vec<FileEntry>) -> Result<(), StreamError> {
+    let places = files
+        .iter()
+        .map(|file| (file.parent.clone(), file.name.clone()));
+    let (places, report) = (places.collect::<Vec<_>>(), job.report.clone());
+    let opened = waiting(move || {
+        let mut bytes = 0;
+        let open = |(parent, name): (Arc<OwnedFd>, Vec<u8>)| {
+            let opened = (bytes < BATCH_BYTES).then(|| open(&report, &parent, &name))?;
+            bytes += opened.as_ref().map_or(0, Opened::held_bytes);
+            Some(opened)
         };
-        if deposit.is_whole || read >= READS_MAX {
-            return keep(job, &file, deposit).await;
-        }
-        job.volume.drop_deposit(deposit.inode).await?;
+        Ok(places.into_iter().map(open).collect::<Vec<_>>())
+    });
+    // If the thread panicked, each file is opened by itself.
+    let mut opened = opened.await.unwrap_or_default().into_iter();
+    for file in &files {
+        store_one(job, file, opened.next().flatten()).await?;
     }
+    Ok(())
+}
+
+/// Stores a file as [`store`] does. `opened` is what opening it has brought; none if that is still
+/// to be done.
+async fn store_one(
+    job: &Job,
+    file: &FileEntry,
+    mut opened: Option<io::Result<Opened>>,
+) -> Result<(), StreamError> {
+    for read in 1.. {
+        let is_last = read >= READS_MAX;
+        let opened = match opened.take() {
+            Some(opened) => opened,
+            None => {
+                let (parent, name) = (file.parent.clone(), file.name.clone());
+                let report = job.report.clone();
+                waiting(move || open(&report, &parent, &name)).await
+            }
+        };
+        let stored = match opened {
+            Ok(Opened { facts, held, body }) => match body {
+                Body::Small { is_whole, .. } if !is_whole && !is_last => Ok(false),
+                Body::Small { contents, is_whole } => {
+                    let small = (facts, held, is_whole);
+                    return keep_small(job, file, small, contents).await;
+                }
+                Body::Long(fd) => store_long(job, file, (fd, facts, held), is_last).await,
+            },
+            Err(error) => Err(error.into()),
+        };
+        match stored {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(error @ StreamError::Volume(_)) => return Err(error),
+            Err(error) => return leave_out(job, file, error).await,
+        }
+    }
+    Ok(())
+}
+
+/// Stores a long file. Returns false if it changed while it was read, unless this is the last time.
+async fn store_long(
+    job: &Job,
+    file: &FileEntry,
+    opened: (OwnedFd, Facts, Held),
+    is_last: bool,
+) -> Result<bool, StreamError> {
+    let deposit = deposit(job, file, opened).await?;
+    if !deposit.is_whole && !is_last {
+        job.volume.drop_deposit(deposit.inode).await?;
+        return Ok(false);
+    }
+    keep(job, file, deposit).await.map(|()| true)
+}
+
+/// Stores a small file.
+async fn keep_small(
+    job: &Job,
+    file: &FileEntry,
+    (facts, held, is_whole): (Facts, Held, bool),
+    contents: Bytes,
+) -> Result<(), StreamError> {
+    let length = contents.len() as u64;
+    let has_all = is_whole && held.unread.is_none();
+    let profile = profile_of(file);
+    let stamp = job.stamp(&facts, Some(held.xattrs), has_all);
+    let whole = WholeFile {
+        directory: file.directory,
+        name: &file.name,
+        contents,
+        profile,
+        stamp: &stamp,
+    };
+    let inode = job.volume.put_whole(whole).await?;
+    job.report.read.bytes.fetch_add(length, Ordering::Relaxed);
+    stored(job, file, (inode, &facts), (is_whole, held.unread.as_ref()))
+}
+
+/// Returns how a file is split, as far as its name says.
+fn profile_of(file: &FileEntry) -> u8 {
+    let profile = bkfs_chunker::ingest::detect(&file.name, &[]);
+    profile.map_or(0, |profile| profile as u8)
+}
+
+/// Counts a file that has its name, and reports what it lacks.
+fn stored(
+    job: &Job,
+    file: &FileEntry,
+    (inode, facts): (u64, &Facts),
+    (is_whole, unread): (bool, Option<&io::Error>),
+) -> Result<(), StreamError> {
+    if !is_whole {
+        let why = "it changed each time that it was read; bkfs stored what it read last";
+        job.report.changing.lock().add(&file.path, why);
+    }
+    if let Some(error) = unread {
+        job.report.problem(&file.path, error)?;
+    }
+    job.linked(facts, inode);
+    Report::count(&job.report.stored);
     Ok(())
 }
 
@@ -102,44 +241,37 @@ async fn keep(job: &Job, file: &FileEntry, deposit: Deposit) -> Result<(), Strea
         held,
         is_whole,
     } = deposit;
-    if !is_whole {
-        let why = "it changed each time that it was read; bkfs stored what it read last";
-        job.report.changing.lock().add(&file.path, why);
-    }
     let (directory, modified) = (file.directory, facts.modified);
     let named = job
         .volume
         .name_deposit(inode, directory, &file.name, modified);
     named.await?;
-    if let Some(error) = &held.unread {
-        job.report.problem(&file.path, error)?;
-    }
     let has_all = is_whole && held.unread.is_none();
     let mut stamp = job.stamp(&facts, Some(held.xattrs), has_all);
     stamp.size_bytes = is_whole.then_some(facts.size);
     job.volume.stamp(inode, &stamp).await?;
-    job.linked(&facts, inode);
-    Report::count(&job.report.stored);
-    Ok(())
+    stored(job, file, (inode, &facts), (is_whole, held.unread.as_ref()))
 }
 
-/// Reads a file into a deposit. On an error nothing of it is kept.
-async fn deposit(job: &Job, file: &FileEntry) -> Result<Deposit, StreamError> {
-    let opened = open(job, file).await?;
-    let profile = bkfs_chunker::ingest::detect(&file.name, &[]);
-    let new = new_inode(&opened.facts, profile.map_or(0, |profile| profile as u8));
+/// Reads a long file into a deposit. On an error nothing of it is kept.
+async fn deposit(
+    job: &Job,
+    file: &FileEntry,
+    (fd, facts, held): (OwnedFd, Facts, Held),
+) -> Result<Deposit, StreamError> {
+    let new = new_inode(&facts, profile_of(file));
     let inode = job.volume.begin_deposit(&new).await?;
     let filled = async {
-        let written = contents(job, inode, &opened).await?;
-        Ok((written, read::facts_of(opened.fd.as_fd())?))
+        let written = contents(job, inode, (&fd, &facts)).await?;
+        Ok((written, read::facts_of(fd.as_fd())?))
     };
     match filled.await {
         Ok((written, later)) => {
-            let is_whole = opened.facts.is_same(&later) && written == opened.facts.size;
+            let is_whole = facts.is_same(&later) && written == facts.size;
             Ok(Deposit {
                 inode,
-                facts: opened.facts,
-                held: opened.held,
+                facts,
+                held,
                 is_whole,
             })
         }
@@ -152,60 +284,54 @@ async fn deposit(job: &Job, file: &FileEntry) -> Result<Deposit, StreamError> {
     }
 }
 
-async fn open(job: &Job, file: &FileEntry) -> Result<Opened, StreamError> {
-    let (parent, name) = (file.parent.clone(), file.name.clone());
-    let report = job.report.clone();
-    let opened = waiting(move || {
-        let (fd, facts) = read::open_file(parent.as_fd(), &name)?;
-        if facts.size > MAX_FILE_BYTES {
-            return Err(io::ErrorKind::FileTooLarge.into());
+/// Opens a file, and reads it if it is small. Blocks.
+///
+/// # Errors
+/// The I/O error of opening or reading it.
+fn open(report: &Report, parent: &OwnedFd, name: &[u8]) -> io::Result<Opened> {
+    let (fd, facts) = read::open_file(parent.as_fd(), name)?;
+    if facts.size > MAX_FILE_BYTES {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let held = read::xattrs(fd.as_fd());
+    report.lists.fetch_add(held.left_out, Ordering::Relaxed);
+    let body = match is_small(&facts) {
+        true => {
+            let contents = read::whole(fd.as_fd(), facts.size as usize)?;
+            let is_same = facts.is_same(&read::facts_of(fd.as_fd())?);
+            let is_whole = is_same && contents.len() as u64 == facts.size;
+            Body::Small { contents, is_whole }
         }
-        let held = read::xattrs(fd.as_fd());
-        report.lists.fetch_add(held.left_out, Ordering::Relaxed);
-        let is_small = facts.size <= SMALL_BYTES && !facts.may_have_holes();
-        let contents = match is_small {
-            true => Some(read::whole(fd.as_fd(), facts.size as usize)?),
-            false => None,
-        };
-        Ok(Opened {
-            fd,
-            facts,
-            held,
-            contents,
-        })
-    });
-    Ok(opened.await?)
+        false => Body::Long(fd),
+    };
+    Ok(Opened { facts, held, body })
 }
 
 /// Stores the contents of an open file, up to the size that it had when it was opened. Returns the
 /// number of bytes up to the end of what was read.
-async fn contents(job: &Job, inode: u64, file: &Opened) -> Result<u64, StreamError> {
-    let size = file.facts.size;
-    if let Some(contents) = &file.contents {
-        let length = contents.len() as u64;
-        if length > 0 {
-            let options = WriteOptions::default();
-            (job.volume)
-                .write(inode, 0, contents.clone(), options)
-                .await?;
-        }
-        job.report.read.bytes.fetch_add(length, Ordering::Relaxed);
-        return Ok(length);
-    }
+async fn contents(
+    job: &Job,
+    inode: u64,
+    (fd, facts): (&OwnedFd, &Facts),
+) -> Result<u64, StreamError> {
     let large = job.large.acquire().await;
     let _large = large.map_err(|error| StreamError::Read(io::Error::other(error)))?;
-    if file.facts.may_have_holes() {
-        return with_holes(job, inode, file).await;
+    if facts.may_have_holes() {
+        return with_holes(job, inode, (fd, facts)).await;
     }
-    let mut blocks = Source::prefix(file.fd.try_clone()?, size).blocks()?;
+    let mut blocks = Source::prefix(fd.try_clone()?, facts.size).blocks()?;
     fill(&job.volume, inode, &mut blocks, &job.report.read).await
 }
 
-async fn with_holes(job: &Job, inode: u64, file: &Opened) -> Result<u64, StreamError> {
-    let size = file.facts.size;
+async fn with_holes(
+    job: &Job,
+    inode: u64,
+    (file, facts): (&OwnedFd, &Facts),
+) -> Result<u64, StreamError> {
+    let size = facts.size;
     let mut at = 0;
     while at < size {
-        let fd = file.fd.try_clone()?;
+        let fd = file.try_clone()?;
         let next = waiting(move || read::next_data(fd.as_fd(), at, size, PIECE_BYTES));
         let Some((offset, data)) = next.await? else {
             break;

@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
+use tokio::task::JoinError;
 
 use crate::put_tree::facts::{Facts, is_unchanged};
 use crate::put_tree::read::Xattrs;
 use crate::put_tree::report::Report;
 use crate::restore::selection::Selection;
+use crate::stream::StreamError;
 use crate::tree::item::Timestamp;
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
@@ -200,4 +202,14 @@ pub async fn waiting<T: Send + 'static>(
         Ok(result) => result,
         Err(error) => Err(io::Error::other(error)),
     }
+}
+
+/// Returns the result of a task.
+///
+/// # Errors
+/// That of the task; [`StreamError::Read`] if it panicked.
+pub(super) fn result_of(
+    ended: Result<Result<(), StreamError>, JoinError>,
+) -> Result<(), StreamError> {
+    ended.unwrap_or_else(|error| Err(StreamError::Read(io::Error::other(error))))
 }

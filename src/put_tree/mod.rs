@@ -17,6 +17,7 @@
 //! The volume is changed in place, so what has not changed costs nothing. Meanwhile the root shows
 //! the volume as it was (`volume::apart`).
 
+mod batch;
 pub mod facts;
 mod file;
 pub mod job;

@@ -1,5 +1,6 @@
-//! Removing names from the volume, with all that lies below them.
+//! The names of the volume, and removing them with all that lies below them.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::tree::item::Item;
@@ -12,6 +13,16 @@ use crate::walk::{self, Named};
 
 /// Names of a directory that are read at a time.
 const PAGE_NAMES: usize = 1024;
+
+/// Returns the names of a directory.
+///
+/// # Errors
+/// Those of reading the volume.
+pub async fn names(volume: &Volume, inode: u64) -> Result<HashMap<Vec<u8>, Named>, VolumeError> {
+    let listing = walk::names(&volume.view, inode).await?;
+    let named = listing.names.into_iter();
+    Ok(named.map(|named| (named.name.clone(), named)).collect())
+}
 
 /// Removes a name, with all that lies below it, and returns the number of names. An inode that keeps
 /// another name keeps its times.

@@ -9,14 +9,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tokio::sync::Semaphore;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 
 use crate::fault::PATH_BYTES_MAX;
+use crate::put_tree::batch::Batch;
 use crate::put_tree::facts::Facts;
-use crate::put_tree::file::{FileEntry, store};
-use crate::put_tree::job::{Job, Linked, Pass, new_inode, waiting};
+use crate::put_tree::file::{FileEntry, is_small, store};
+use crate::put_tree::job::{Job, Linked, Pass, new_inode, result_of, waiting};
 use crate::put_tree::read::{self, Entry, Xattrs};
-use crate::put_tree::remove::{named, remove};
+use crate::put_tree::remove::{named, names, remove};
 use crate::put_tree::report::Report;
 use crate::restore::selection::Choice;
 use crate::stream::{RESERVED, StreamError, directory};
@@ -105,6 +106,8 @@ struct Walker {
     tasks: JoinSet<Result<(), StreamError>>,
     permits: Arc<Semaphore>,
     later: Vec<Later>,
+    /// Those of the directory that is being entered.
+    batch: Batch,
 }
 
 /// Makes a directory of the volume equal to one of the source. Directories of the volume above it
@@ -125,6 +128,7 @@ pub async fn put(job: &Arc<Job>, origin: Origin, new: &NewInode) -> Result<(), S
         tasks: JoinSet::new(),
         permits: Arc::new(Semaphore::new(Job::files_at_once())),
         later: Vec::new(),
+        batch: Batch::default(),
     };
     let place = Place {
         inode,
@@ -198,7 +202,7 @@ impl Walker {
         });
         let mut there = match is_new {
             true => HashMap::new(),
-            false => names(&job, inode).await?,
+            false => names(&job.volume, inode).await?,
         };
         let mut below = Vec::new();
         for entry in listing.entries {
@@ -210,6 +214,7 @@ impl Walker {
             let taken = self.take(&directory, &fd, whole, entry, there).await?;
             below.extend(taken);
         }
+        self.spawn_batch(&directory).await?;
         for named in there.into_values() {
             let removed = remove(&job.volume, inode, &named).await?;
             job.report.removed.fetch_add(removed, Ordering::Relaxed);
@@ -306,7 +311,13 @@ impl Walker {
             name,
             path,
         };
-        self.spawn(directory.clone(), file).await.map(|()| None)
+        if !is_small(&facts) {
+            return self.spawn(directory, vec![file]).await.map(|()| None);
+        }
+        if self.batch.add(file, facts.size) {
+            self.spawn_batch(directory).await?;
+        }
+        Ok(None)
     }
 
     /// Returns true for a name of a file that has had another name before. It is linked when all
@@ -408,17 +419,26 @@ impl Walker {
         Ok(())
     }
 
-    /// Stores a file in a task of its own, as soon as one more may be read.
+    /// Stores the small files of a directory that were collected.
+    async fn spawn_batch(&mut self, directory: &Arc<Directory>) -> Result<(), StreamError> {
+        let files = self.batch.take();
+        match files.is_empty() {
+            true => Ok(()),
+            false => self.spawn(directory, files).await,
+        }
+    }
+
+    /// Stores files of a directory in a task of their own, as soon as one more may run.
     async fn spawn(
         &mut self,
-        directory: Arc<Directory>,
-        file: FileEntry,
+        directory: &Arc<Directory>,
+        files: Vec<FileEntry>,
     ) -> Result<(), StreamError> {
         let permit = self.permits.clone().acquire_owned().await;
-        let job = self.job.clone();
+        let (job, directory) = (self.job.clone(), directory.clone());
         self.tasks.spawn(async move {
             let _permit = permit;
-            store(&job, file).await?;
+            store(&job, files).await?;
             Ok(leave(&job, directory).await?)
         });
         while let Some(ended) = self.tasks.try_join_next() {
@@ -534,7 +554,7 @@ impl Walker {
             name,
             path,
         };
-        store(&self.job, file).await
+        store(&self.job, vec![file]).await
     }
 
     /// Gives an inode of the volume a further name.
@@ -554,17 +574,6 @@ impl Walker {
         Report::count(&report.stored);
         Ok(())
     }
-}
-
-fn result_of(ended: Result<Result<(), StreamError>, JoinError>) -> Result<(), StreamError> {
-    ended.unwrap_or_else(|error| Err(StreamError::Read(io::Error::other(error))))
-}
-
-/// Returns the names of a directory of the volume.
-async fn names(job: &Job, inode: u64) -> Result<HashMap<Vec<u8>, Named>, VolumeError> {
-    let listing = walk::names(&job.volume.view, inode).await?;
-    let named = listing.names.into_iter();
-    Ok(named.map(|named| (named.name.clone(), named)).collect())
 }
 
 /// Returns whether a directory of the volume can have this name.

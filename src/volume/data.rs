@@ -389,7 +389,7 @@ impl Volume {
     }
 
     /// Starts to store long runs after a write, and makes room if memory runs short.
-    fn wrote(self: &Arc<Self>, inode: u64, range: Range<u64>) {
+    pub(super) fn wrote(self: &Arc<Self>, inode: u64, range: Range<u64>) {
         self.usage.wrote(inode, range.end - range.start);
         let (is_long, epoch) = {
             let Ok(state) = self.view.state() else { return };

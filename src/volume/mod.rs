@@ -87,6 +87,7 @@ pub mod transaction;
 pub mod unsaved;
 pub mod usage;
 pub mod view;
+pub mod whole_file;
 mod writeback;
 
 /// The root directory's inode.

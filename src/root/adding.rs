@@ -5,8 +5,9 @@
 //! Does not own: the entry (`snapshots`), nor the commit that it belongs to (`commit`).
 
 use super::error::RootError;
-use super::forget::rewrite;
-use super::lists::{ListWriter, Lists};
+use super::forget::{rewrite, rewritten};
+use super::lists::{ListWriter, Lists, put_shard};
+use super::shard::ListRef;
 use super::snapshots::{NewSnapshot, SnapshotEntry, SnapshotList, TrashEntry, new_entry};
 use super::state::{Root, Volume};
 use super::transition::ListChange;
@@ -17,6 +18,8 @@ pub(super) struct Added {
     pub(super) entry: SnapshotEntry,
     /// Whether an older one of its name went to the trash.
     pub(super) has_replaced: bool,
+    /// The list that holds it, with all entries of that.
+    pub(super) list: (ListRef, Vec<SnapshotEntry>),
 }
 
 /// Writes the lists with a new snapshot of `state`, the state of `volume`, and names them in
@@ -28,7 +31,7 @@ pub(super) struct Added {
 /// - Those of [`new_entry`].
 /// - [`RootError::Store`], [`RootError::Unopenable`] or [`RootError::Damaged`] if a list of
 ///   snapshots cannot be read.
-/// - Those of [`rewrite`]; a refusal if a list is full.
+/// - Those of [`put_shard`] and [`rewrite`]; a refusal if a list is full.
 pub(super) async fn add_snapshot(
     next: &mut Root,
     lists: &Lists,
@@ -46,7 +49,12 @@ pub(super) async fn add_snapshot(
     let leaves = |other: &SnapshotEntry| other.volume == volume && other.name == entry.name;
     let older: Vec<SnapshotEntry> = kept.iter().filter(|kept| leaves(kept)).cloned().collect();
     let joining = vec![entry.clone()];
-    let change = rewrite(writer, &next.snapshots, &shards, leaves, joining).await?;
+    let (removed, entries) = rewritten(&next.snapshots, &shards, leaves, joining);
+    let added = put_shard(writer, entries.clone()).await?;
+    let change = ListChange {
+        removed,
+        added: vec![added],
+    };
     let has_replaced = !older.is_empty();
     if has_replaced {
         let forgotten = older.into_iter().map(|snapshot| TrashEntry {
@@ -61,6 +69,7 @@ pub(super) async fn add_snapshot(
     Ok(Added {
         entry,
         has_replaced,
+        list: (added, entries),
     })
 }
 

@@ -23,6 +23,29 @@ pub(super) struct Attempt {
     pub(super) body: Bytes,
 }
 
+/// The roots that this process made.
+#[derive(Debug, Default)]
+pub(super) struct Made {
+    /// The last one that the store acknowledged.
+    pub(super) last: Option<RootMark>,
+    /// Whether that one followed the one before it.
+    is_next: bool,
+}
+
+impl Made {
+    /// Notes that the store acknowledged an attempt.
+    pub(super) fn note(&mut self, attempt: &Attempt) {
+        let before = self.last.replace(attempt.next.root.mark());
+        self.is_next = before == Some(attempt.base);
+    }
+
+    /// Returns true if only this process changed the root since its last change but one. `known` is
+    /// the newest root known.
+    pub(super) fn is_alone(&self, known: RootMark) -> bool {
+        self.is_next && self.last == Some(known)
+    }
+}
+
 /// Fate of an attempt.
 pub(super) enum Fate {
     /// The root is the one that it made, or a descendant of that.

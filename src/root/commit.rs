@@ -16,6 +16,7 @@
 
 use super::adding::add_snapshot;
 use super::commit_request::{CommitRequest, RootCommit};
+use super::early::EarlyRoot;
 use super::error::RootError;
 use super::finish::PackFinisher;
 use super::handle::{RootHandle, Transition};
@@ -23,6 +24,7 @@ use super::lists::Lists;
 use super::record::{CommitRecord, RecordedSnapshot, Replayed};
 use super::refusal::Refusal;
 use super::relied::check_relied_on;
+use super::shard::ListRef;
 use super::snapshots::{NewSnapshot, SnapshotEntry};
 use super::state::{Root, SessionId, Volume};
 use super::transition::CommitChange;
@@ -100,6 +102,8 @@ struct Pending<M> {
     snapshot: Option<SnapshotEntry>,
     /// Whether that replacement moves an older snapshot of this name to the trash.
     has_replaced: bool,
+    /// The list that the replacement names anew, with its entries.
+    list: Option<(ListRef, Vec<SnapshotEntry>)>,
 }
 
 /// A commit whose record is stored, in packs that are not finished.
@@ -127,6 +131,8 @@ pub struct FinishedCommit<'a, U: Uploads> {
     request: &'a CommitRequest<U::Mark>,
     state: MutexGuard<'a, LastCommit<U::Mark>>,
     pending: Pending<U::Mark>,
+    /// The root as it was read meanwhile.
+    early: Option<EarlyRoot>,
 }
 
 impl<U: Uploads> RootCommitter<U> {
@@ -320,6 +326,9 @@ impl<U: Uploads> RootCommitter<U> {
         let Some(mut pending) = state.pending.take() else {
             return;
         };
+        if let Some((list, entries)) = pending.list.take().filter(|_| made) {
+            self.lists.keep_snapshots(&list, entries);
+        }
         if made && !self.is_snapshot_only {
             state.sequence = pending.sequence;
             state.last = Some(pending.record);
@@ -398,9 +407,10 @@ impl<'a, U: Uploads> RecordedCommit<'a, U> {
         let mut packs = PackFinisher::since(self.request.mark);
         let current = self.committer.handle.current();
         let uploads = &*self.committer.uploads;
-        packs
-            .finish_for(uploads, &current.root.uncovered_index())
-            .await?;
+        let uncovered = current.root.uncovered_index();
+        let finish = packs.finish_for(uploads, &uncovered);
+        let (finished, early) = self.committer.handle.read_during(finish).await;
+        finished?;
         let pending = Pending {
             record: self.record,
             sequence: self.sequence,
@@ -408,12 +418,14 @@ impl<'a, U: Uploads> RecordedCommit<'a, U> {
             packs,
             snapshot: None,
             has_replaced: false,
+            list: None,
         };
         Ok(FinishedCommit {
             committer: self.committer,
             request: self.request,
             state: self.state,
             pending,
+            early,
         })
     }
 }
@@ -441,7 +453,8 @@ impl<U: Uploads> FinishedCommit<'_, U> {
             pending,
             request,
         };
-        match committer.handle.update(&mut replacement).await {
+        let early = self.early;
+        match committer.handle.update_early(early, &mut replacement).await {
             Ok(applied) => {
                 let snapshot = replacement.pending.snapshot.take();
                 let has_replaced = replacement.pending.has_replaced;
@@ -561,6 +574,7 @@ impl<U: Uploads> CommitCas<'_, U> {
             ..
         } = self.committer;
         let added = add_snapshot(next, lists, &**uploads, (volume, state), request).await?;
+        self.pending.list = Some(added.list);
         self.pending.snapshot = Some(added.entry);
         self.pending.has_replaced = added.has_replaced;
         Ok(())

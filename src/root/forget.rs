@@ -6,7 +6,7 @@
 
 use super::error::RootError;
 use super::handle::{Applied, RootHandle, Transition};
-use super::lists::{ListWriter, Lists, put_shard};
+use super::lists::{ListWriter, Lists, put_entries};
 use super::refusal::Refusal;
 use super::shard::{ListEntry, ListRef};
 use super::snapshots::{SnapshotEntry, SnapshotList, TrashEntry, free_number, shards_to_merge};
@@ -128,23 +128,34 @@ pub(crate) async fn rewrite<T: ListEntry>(
     leaves: impl Fn(&T) -> bool,
     joining: Vec<T>,
 ) -> Result<ListChange, RootError> {
+    let (removed, entries) = rewritten(refs, shards, leaves, joining);
+    let added = put_entries(writer, entries).await?;
+    Ok(ListChange {
+        removed,
+        added: added.into_iter().collect(),
+    })
+}
+
+/// Returns the shards that [`rewrite`] removes, and the entries of the one that it writes.
+pub(super) fn rewritten<T: ListEntry>(
+    refs: &[ListRef],
+    shards: &[Arc<Vec<T>>],
+    leaves: impl Fn(&T) -> bool,
+    joining: Vec<T>,
+) -> (Vec<ListRef>, Vec<T>) {
     let merged = if joining.is_empty() {
         Vec::new()
     } else {
         shards_to_merge(refs)
     };
-    let mut change = ListChange::default();
-    let mut entries = joining;
+    let (mut removed, mut entries) = (Vec::new(), joining);
     for (list, shard) in refs.iter().zip(shards) {
         if merged.contains(list) || shard.iter().any(&leaves) {
-            change.removed.push(*list);
+            removed.push(*list);
             entries.extend(shard.iter().filter(|entry| !leaves(entry)).cloned());
         }
     }
-    if !entries.is_empty() {
-        change.added.push(put_shard(writer, entries).await?);
-    }
-    Ok(change)
+    (removed, entries)
 }
 
 struct Forget<'a> {

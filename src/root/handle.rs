@@ -18,8 +18,9 @@
 //! A future that is dropped half-way leaves its attempt behind like an unknown outcome.
 
 use super::ancestry::{Rebuilds, require_descent, require_generation, shorten};
-use super::attempt::{Attempt, Fate, is_decided, is_over, unsettled};
+use super::attempt::{Attempt, Fate, Made, is_decided, is_over, unsettled};
 use super::chain::{Chain, RootMark};
+use super::early::Start;
 use super::error::RootError;
 use super::lists::DirectLists;
 use super::lock_rule;
@@ -88,7 +89,7 @@ struct Inner {
     /// Newest root known. Its generation never decreases.
     known: watch::Sender<Arc<RootView>>,
     /// Last root that the store acknowledged to this process as made.
-    made: parking_lot::Mutex<Option<RootMark>>,
+    made: parking_lot::Mutex<Made>,
     /// Roots that a repair made during this process.
     rebuilds: Rebuilds,
     /// One replacement at a time; holds the last one while its outcome is unknown.
@@ -162,6 +163,11 @@ impl RootHandle {
     /// Returns the newest root known, without a request.
     pub fn current(&self) -> Arc<RootView> {
         self.0.known.borrow().clone()
+    }
+
+    /// Returns true if only this process has changed the root lately.
+    pub(super) fn is_alone(&self) -> bool {
+        self.0.made.lock().is_alone(self.current().root.mark())
     }
 
     /// Returns a channel of every newer root that this process learns of.
@@ -251,7 +257,7 @@ impl RootHandle {
         &self,
         transition: &mut T,
     ) -> Result<Applied<T::Output>, RootError> {
-        self.change(transition, true).await
+        self.change(transition, Start::Read).await
     }
 
     /// As [`Self::update`], but tries the change first on the newest root known, which saves a
@@ -263,19 +269,21 @@ impl RootHandle {
         &self,
         transition: &mut T,
     ) -> Result<Applied<T::Output>, RootError> {
-        self.change(transition, false).await
+        self.change(transition, Start::Known).await
     }
 
-    async fn change<T: Transition>(
+    /// Makes a change; `start` tells which root it is first tried on.
+    pub(super) async fn change<T: Transition>(
         &self,
         transition: &mut T,
-        mut is_fresh: bool,
+        start: Start,
     ) -> Result<Applied<T::Output>, RootError> {
         let mut turn = self.0.turn.lock().await;
         self.settle_left(&mut turn).await?;
-        let mut base = match is_fresh {
-            true => self.refresh().await?,
-            false => self.current(),
+        let mut is_fresh = !matches!(start, Start::Known);
+        let mut base = match start.known(self.current()) {
+            Some(known) => known,
+            None => self.refresh().await?,
         };
         let mut pauses = self.pauses();
         for _ in 0..self.0.policy.conflicts_max {
@@ -418,7 +426,7 @@ impl RootHandle {
                         ..attempt.next.clone()
                     };
                     self.accept(made, attempt.base).await?;
-                    *self.0.made.lock() = Some(attempt.next.root.mark());
+                    self.0.made.lock().note(attempt);
                     self.confirm(attempt.next.root.mark()).await?;
                     return Ok(Fate::Made);
                 }
@@ -540,7 +548,7 @@ impl RootHandle {
     /// Blames the store if a root does not descend from a `known` one that it has acknowledged to
     /// this process.
     fn blame(&self, error: RootError, known: RootMark) -> RootError {
-        let is_made = *self.0.made.lock() == Some(known);
+        let is_made = self.0.made.lock().last == Some(known);
         match error {
             RootError::NotDescended { .. } if is_made => RootError::NotAtomic { made: known },
             RootError::Rollback { known, found }

@@ -105,6 +105,11 @@ impl Lists {
         self.load(&self.0.snapshots, refs).await
     }
 
+    /// Keeps a shard that this process has stored, so that the next snapshot need not fetch it.
+    pub(super) fn keep_snapshots(&self, list: &ListRef, entries: Vec<SnapshotEntry>) {
+        self.0.snapshots.lock().put(list.name, Arc::new(entries));
+    }
+
     /// Returns the shards `refs` of a list of forgotten snapshots.
     ///
     /// # Errors

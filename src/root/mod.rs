@@ -69,6 +69,7 @@ pub mod cloning;
 pub mod commit;
 pub mod commit_request;
 mod drills;
+mod early;
 pub mod ended_sessions;
 mod entering;
 pub mod error;

@@ -217,16 +217,19 @@ fn what_arrives_too_late_for_another_holder_is_in_the_spool() {
     }
 }
 
-/// Neither can the root be read, nor does the spool take anything. Journals that arrive meanwhile
-/// stay in memory, so there must be few.
+/// Neither can the root be read or replaced, nor does the spool take anything. Journals that arrive
+/// meanwhile stay in memory, so there must be few.
 #[test]
 fn journals_that_cannot_be_confirmed_are_few() {
     paused(async {
         let mut world = World::new(seconds(300)).await;
         world.spool_bytes = 64;
         let mount = world.mount().await;
-        let denied = Strike::with(Fault::FailBefore(StoreErrorKind::Denied)).on(Operation::Get);
-        world.faults.plan(denied.keys("root").always());
+        let denied = Strike::with(Fault::FailBefore(StoreErrorKind::Denied));
+        for operation in [Operation::Get, Operation::Replace] {
+            let denied = denied.clone().on(operation);
+            world.faults.plan(denied.keys("root").always());
+        }
         for number in 0..60 {
             let name = format!("{number}");
             let file = mount.write(&name, &noise(number, 60_000)).await;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Registers a session. It appears in the root exactly once, and a second registration is refused.
-struct Register(SessionId);
+pub(super) struct Register(pub(super) SessionId);
 
 #[async_trait]
 impl Transition for Register {

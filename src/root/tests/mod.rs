@@ -3,6 +3,7 @@
 mod adding;
 mod commit;
 mod commit_packs;
+mod early;
 mod handle;
 mod journal;
 mod journal_slow;

@@ -89,7 +89,11 @@ async fn unlink(volume: &Volume, directory: u64, named: &Named) -> Result<(), Vo
     };
     volume.unlink(directory, &named.name).await?;
     match before.links > 1 {
-        true => volume.stamp(named.inode, &Stamp::of(&before)).await,
+        // A file that is stored meanwhile may have taken the last other name.
+        true => match volume.stamp(named.inode, &Stamp::of(&before)).await {
+            Err(VolumeError::Stale) => Ok(()),
+            stamped => stamped,
+        },
         false => Ok(()),
     }
 }

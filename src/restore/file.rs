@@ -12,7 +12,7 @@ use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::restore::dates::{Made, Undated};
-use crate::restore::job::{Job, SMALL_AT_ONCE};
+use crate::restore::job::{FRAMES_AT_ONCE, Job, SMALL_FRAME_BYTES};
 use crate::restore::output::Output;
 use crate::restore::{finishing, place};
 use crate::tree::item::Attributes;
@@ -85,13 +85,19 @@ impl Contents {
         self.job.permits.clone().acquire_owned().await.ok()
     }
 
-    /// Returns the right to fill so many small files, of which this is one. Waits while too many are
-    /// being filled.
-    pub async fn permits(&self, files: usize) -> Option<OwnedSemaphorePermit> {
-        let files = files.min(SMALL_AT_ONCE) as u32;
+    /// Returns the right to fill small files of which this is one, and which may hold so many
+    /// frames. Waits while too many are held.
+    pub async fn permits(&self, frames: u64) -> Option<OwnedSemaphorePermit> {
+        let frames = frames.min(FRAMES_AT_ONCE as u64) as u32;
         let permits = self.job.small_permits.clone();
         // The semaphore is never closed.
-        permits.acquire_many_owned(files).await.ok()
+        permits.acquire_many_owned(frames).await.ok()
+    }
+
+    /// Returns the number of frames that a small file holds while it is filled, at most.
+    pub fn small_frames(&self) -> u64 {
+        let size = self.attributes.size_bytes;
+        size.div_ceil(SMALL_FRAME_BYTES).max(1)
     }
 
     /// Returns the size, in bytes, of a file that is filled together with others.

@@ -29,9 +29,12 @@ use crate::volume::mode;
 /// Parts of files in flight at the same time; each holds at most [`PART_BYTES`](super::file::PART_BYTES).
 const PARTS_AT_ONCE: usize = 12;
 
-/// Small files in flight at the same time. Each holds a frame of at most 128 KiB, if no two of them
-/// share one: 192 MiB, which is what a mount may hold for writing.
-pub(super) const SMALL_AT_ONCE: usize = 1536;
+/// Length of a frame that holds small files, in bytes.
+pub(super) const SMALL_FRAME_BYTES: u64 = 128 * 1024;
+
+/// Frames that small files in flight may hold at the same time, if no two of them share one:
+/// 192 MiB, which is what a mount may hold for writing.
+pub(super) const FRAMES_AT_ONCE: usize = 1536;
 
 /// Options of a restore.
 #[derive(Debug, Clone, Copy, Default)]
@@ -117,7 +120,7 @@ pub(super) struct Job {
     rights: Rights,
     pub(super) progress: Arc<RestoreProgress>,
     pub(super) permits: Arc<Semaphore>,
-    /// Limits the small files in flight.
+    /// Limits the small files in flight, by the frames that they hold.
     pub(super) small_permits: Arc<Semaphore>,
     pub(super) problems: Mutex<Vec<Problem>>,
     /// Inodes whose first name does not lead to them, because it could not be made.
@@ -163,7 +166,7 @@ impl Job {
             rights: options.rights(),
             progress,
             permits: Arc::new(Semaphore::new(PARTS_AT_ONCE)),
-            small_permits: Arc::new(Semaphore::new(SMALL_AT_ONCE)),
+            small_permits: Arc::new(Semaphore::new(FRAMES_AT_ONCE)),
             problems: Mutex::new(Vec::new()),
             unmade: Mutex::default(),
             filesystems: Filesystems::default(),

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use tokio::task::{JoinError, JoinSet};
 
 use crate::restore::file::{self, Contents};
-use crate::restore::job::SMALL_AT_ONCE;
+use crate::restore::job::FRAMES_AT_ONCE;
 
 /// Number of small files that a task takes: a sixth of those that may be in flight.
-const FILES_MAX: usize = SMALL_AT_ONCE / 6;
+const FILES_MAX: usize = FRAMES_AT_ONCE / 6;
 
 /// Bytes of small files that a task takes, at least. It takes one file more at most. Names come in
 /// another order than files were stored in, so the more files share a request, the fewer of its
@@ -72,7 +72,8 @@ impl Parts {
         let Some(first) = files.first() else {
             return;
         };
-        if let Some(permit) = first.permits(files.len()).await {
+        let frames = files.iter().map(|file| file.small_frames()).sum();
+        if let Some(permit) = first.permits(frames).await {
             self.spawn(async move {
                 file::fill_small(files).await;
                 drop(permit);

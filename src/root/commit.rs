@@ -16,7 +16,6 @@
 
 use super::adding::add_snapshot;
 use super::commit_request::{CommitRequest, RootCommit};
-use super::early::EarlyRoot;
 use super::error::RootError;
 use super::finish::PackFinisher;
 use super::handle::{RootHandle, Transition};
@@ -26,6 +25,7 @@ use super::refusal::Refusal;
 use super::relied::check_relied_on;
 use super::shard::ListRef;
 use super::snapshots::{NewSnapshot, SnapshotEntry};
+use super::start::EarlyRead;
 use super::state::{Root, SessionId, Volume};
 use super::transition::CommitChange;
 use super::uploads::Uploads;
@@ -132,7 +132,7 @@ pub struct FinishedCommit<'a, U: Uploads> {
     state: MutexGuard<'a, LastCommit<U::Mark>>,
     pending: Pending<U::Mark>,
     /// The root as it was read meanwhile.
-    early: Option<EarlyRoot>,
+    early: EarlyRead,
 }
 
 impl<U: Uploads> RootCommitter<U> {

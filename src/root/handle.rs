@@ -20,13 +20,13 @@
 use super::ancestry::{Rebuilds, require_descent, require_generation, shorten};
 use super::attempt::{Attempt, Fate, Made, is_decided, is_over, unsettled};
 use super::chain::{Chain, RootMark};
-use super::early::Start;
 use super::error::RootError;
 use super::lists::DirectLists;
 use super::lock_rule;
 use super::memory::GenerationMemory;
 use super::reading::{first_view, open_root};
 use super::retry::{Pauses, RetryPolicy, bounded, is_refusal, random};
+use super::start::Start;
 use super::state::{ROOT_KEY, Root, SessionId};
 use super::view::RootView;
 use async_trait::async_trait;

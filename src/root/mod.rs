@@ -120,6 +120,7 @@ pub mod slot_facts;
 pub mod slot_removal;
 pub mod slots;
 pub mod snapshots;
+mod start;
 pub mod state;
 pub mod transition;
 pub mod uncovered;

@@ -87,7 +87,7 @@ impl Volume {
                 }
                 // A request that came before the flag was reset found this task running and
                 // returned.
-                let is_left = volume.is_pressed() && !volume.files_to_store().is_empty();
+                let is_left = volume.is_pressed() && volume.has_dirty_files();
                 if !is_left || volume.relieving.swap(true, Ordering::AcqRel) {
                     return;
                 }
@@ -120,6 +120,11 @@ impl Volume {
             return false;
         };
         self.room.data_pressure(&state.lock()) != Pressure::None
+    }
+
+    fn has_dirty_files(&self) -> bool {
+        let state = self.view.state();
+        state.is_ok_and(|state| !state.lock().active.data.is_empty())
     }
 
     /// Returns files of the active layer that are to be stored, with that layer's epoch: the long

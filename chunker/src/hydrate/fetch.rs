@@ -456,6 +456,8 @@ impl Reader {
             .link
             .get_range_as(&trip.key, location.range(), &trip.urgency);
         let sealed = fetched.await?;
+        let memory = u64::from(location.raw_length);
+        let _decoding = self.decoding_room(memory, &trip.urgency).await;
         let mut decoded = self.decode(trip, vec![(location, sealed)]).await;
         match decoded.pop() {
             Some((_, answer)) => answer,

@@ -69,7 +69,7 @@ impl Default for ContentStoreConfig {
             compression: Compression::Auto,
             parameters: Parameters::default(),
             uploads: 8,
-            downloads: 16,
+            downloads: 32,
             workers: std::thread::available_parallelism().map_or(2, usize::from),
             pack_bytes: 16 << 20,
             timeout_ms: 300_000,

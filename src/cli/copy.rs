@@ -147,7 +147,7 @@ async fn volumes(
 fn show(outcomes: &[Outcome], output: &Output) -> Result<(), Failure> {
     for outcome in outcomes
         .iter()
-        .filter(|outcome| outcome.is_new || output.is_json())
+        .filter(|outcome| outcome.is_new || outcome.is_left_out || output.is_json())
     {
         let entry = &outcome.snapshot;
         let row = json!({
@@ -157,14 +157,15 @@ fn show(outcomes: &[Outcome], output: &Output) -> Result<(), Failure> {
             "bytes": entry.bytes,
             "files": entry.files,
             "copied": outcome.is_new,
+            "left_out": outcome.is_left_out,
             "generation": outcome.generation,
         });
         output.result(&row, || {
-            format!(
-                "copied {} ({})",
-                name_text(format!("{}:{}", entry.volume, entry.name).as_bytes()),
-                bytes(entry.bytes)
-            )
+            let name = name_text(format!("{}:{}", entry.volume, entry.name).as_bytes());
+            match outcome.is_left_out {
+                true => format!("left out {name}: older than the newest snapshot of the target"),
+                false => format!("copied {name} ({})", bytes(entry.bytes)),
+            }
         })?;
     }
     Ok(())
@@ -172,9 +173,12 @@ fn show(outcomes: &[Outcome], output: &Output) -> Result<(), Failure> {
 
 fn summary(outcomes: &[Outcome], uploaded: u64, seconds: f64, output: &Output) {
     let copied = outcomes.iter().filter(|outcome| outcome.is_new).count();
+    let left_out = (outcomes.iter())
+        .filter(|outcome| outcome.is_left_out)
+        .count();
     output.remark(format_args!(
         "copied {copied} snapshots, {} were already there, {} sent in {seconds:.1} s",
-        outcomes.len() - copied,
+        outcomes.len() - copied - left_out,
         bytes(uploaded),
     ));
 }
@@ -202,14 +206,15 @@ fn failure(error: ReplicateError) -> Failure {
             "A copy needs a volume of its own. To drop the changes, give --anew: the volume \
                  then starts again from the last snapshot that was copied, and its snapshots \
                  stay. To keep them, make a snapshot of them first (bkfs snapshot, in a mount of \
-                 the target), or copy to another repository.",
+                 the target): then later snapshots of the source are copied. Or copy to another \
+                 repository.",
         ),
         ReplicateError::Unreplayed { .. } => Failure::new(text).code(Code::Held).hint(
             "Mount the target's volume once and unmount it, so that they are committed; then \
                  check them.",
         ),
         ReplicateError::Older { .. } => {
-            Failure::new(text).hint("Copy older snapshots first, or all at once.")
+            Failure::new(text).hint("Copy it to another repository, which has no newer snapshots.")
         }
         ReplicateError::Taken { .. } => Failure::new(text),
     }

@@ -128,9 +128,9 @@ pub fn run(command: Forget, global: &Global, output: &Output) -> Result<(), Fail
             false => named(&entries, &command.names, volume)?,
         };
         let going = verdicts.iter().filter(|verdict| !verdict.stays());
-        let going: Vec<String> = going.map(|verdict| verdict.snapshot.name.clone()).collect();
+        let going: Vec<SnapshotEntry> = going.map(|verdict| verdict.snapshot.clone()).collect();
         if !command.dry_run && !going.is_empty() {
-            changer.forget(volume, &going).await?;
+            changer.forget_planned(volume, &going).await?;
         }
         let answer = as_json(volume, &verdicts, command.dry_run);
         output.result(&answer, || table(&verdicts, command.dry_run))

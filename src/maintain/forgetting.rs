@@ -56,6 +56,26 @@ impl Changer<'_> {
         Ok(())
     }
 
+    /// Moves these snapshots of a volume to the trash, and none that was made since under the name of
+    /// one of them.
+    ///
+    /// Cancel safety: that of [`Self::forget`].
+    ///
+    /// # Errors
+    /// Those of [`Self::forget`].
+    pub async fn forget_planned(
+        &self,
+        volume: &str,
+        snapshots: &[SnapshotEntry],
+    ) -> Result<(), RootError> {
+        let now = self.repository.now();
+        self.change(async |changer: ListChanger<'_>| {
+            changer.forget_planned(volume, snapshots, now).await
+        })
+        .await?;
+        Ok(())
+    }
+
     /// Brings the newest forgotten snapshot of a volume named `name` back. Returns its entry.
     ///
     /// Cancel safety: that of [`Self::forget`].

@@ -27,7 +27,9 @@ use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::Ingest;
 use parking_lot::Mutex;
 
+use crate::maintain::recovery_bases::record_of;
 use crate::mounting::format;
+pub use crate::replicate::outcome::{Outcome, ReplicateError};
 use crate::replicate::progress::CopyProgress;
 use crate::replicate::tree::{Ends, Translation};
 use crate::repository::Repository;
@@ -39,6 +41,7 @@ use crate::root::repository::{probe, probe_lock};
 use crate::root::request::VolumeRequest;
 use crate::root::session::OpenSession;
 use crate::root::snapshots::{Drill, NewSnapshot, SnapshotEntry, SnapshotList};
+use crate::root::state::Volume;
 use crate::tree::key::{self, Key};
 use crate::tree::map::Tree;
 use crate::volume::ROOT_INODE;
@@ -46,60 +49,9 @@ use crate::volume::error::VolumeError;
 use crate::volume::rescue::Rescues;
 use crate::volume::state::Totals;
 
+mod outcome;
 pub mod progress;
 mod tree;
-
-/// Why snapshots were not copied.
-#[derive(Debug, thiserror::Error)]
-pub enum ReplicateError {
-    /// The root of the source or of the target could not be read or changed.
-    #[error(transparent)]
-    Root(#[from] RootError),
-    /// The source cannot be read, or the target cannot be written.
-    #[error(transparent)]
-    Volume(#[from] VolumeError),
-    /// Both URLs lead to one repository.
-    #[error("the source and the target are the same repository")]
-    Same,
-    /// The target's volume holds changes that no copy brought there.
-    #[error("volume {volume:?} of the target holds changes that are in no snapshot of the source")]
-    Diverged {
-        /// Name of the volume.
-        volume: String,
-    },
-    /// A session of the target's volume acknowledged changes that are in no commit yet.
-    #[error("volume {volume:?} of the target has acknowledged changes that are not committed yet")]
-    Unreplayed {
-        /// Name of the volume.
-        volume: String,
-    },
-    /// A snapshot would have to be inserted before others of the target.
-    #[error(
-        "snapshot {name:?} is older than the newest snapshot of the target, and a copy adds only \
-         newer ones"
-    )]
-    Older {
-        /// Name of the snapshot.
-        name: String,
-    },
-    /// The target has another snapshot of the same name.
-    #[error("the target has a different snapshot with the name {name:?}")]
-    Taken {
-        /// Name of the snapshot.
-        name: String,
-    },
-}
-
-/// The result for one snapshot.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// The snapshot, as the source has it.
-    pub snapshot: SnapshotEntry,
-    /// False if the target had it before.
-    pub is_new: bool,
-    /// Generation of the target's root that first has it, if this run copied it.
-    pub generation: Option<u64>,
-}
 
 /// A copy of snapshots of one volume.
 pub struct Replication<'a> {
@@ -109,7 +61,8 @@ pub struct Replication<'a> {
     pub to: &'a Arc<Repository>,
     /// Name of the volume, on both sides.
     pub volume: &'a str,
-    /// Names of the snapshots to copy; all if empty.
+    /// Names of the snapshots to copy. If empty, all that are newer than those of the target: its
+    /// retention may have forgotten older ones.
     pub names: &'a [String],
     /// Take over the target's volume from its present holder.
     pub steal: bool,
@@ -144,6 +97,12 @@ struct CopyPlan {
     common: Vec<(Id, Whole)>,
     /// Names that the target has already.
     present: HashSet<String>,
+    /// The trees of all snapshots of the target's volume.
+    kept: HashSet<Id>,
+    /// Snapshots that are left out, in order of time.
+    left_out: Vec<SnapshotEntry>,
+    /// Names of the target whose snapshots the source has made anew since they were copied.
+    replaced: HashSet<String>,
 }
 
 impl Replication<'_> {
@@ -163,12 +122,14 @@ impl Replication<'_> {
             .any(|entry| !plan.present.contains(&entry.name));
         for entry in &plan.wanted {
             if plan.present.contains(&entry.name) {
-                done(&Outcome {
-                    snapshot: entry.clone(),
-                    is_new: false,
-                    generation: None,
-                });
+                done(&Outcome::of(entry));
             }
+        }
+        for entry in &plan.left_out {
+            done(&Outcome {
+                is_left_out: true,
+                ..Outcome::of(entry)
+            });
         }
         if !has_work {
             return Ok(());
@@ -182,6 +143,7 @@ impl Replication<'_> {
     async fn plan(&self) -> Result<CopyPlan, ReplicateError> {
         let source = self.from.snapshots().await?;
         let target = self.to.snapshots().await?;
+        let forgotten = self.forgotten(self.from).await?;
         let mut wanted: Vec<SnapshotEntry> = match self.names {
             [] => source.of_volume(self.volume).into_iter().cloned().collect(),
             names => names
@@ -190,10 +152,14 @@ impl Replication<'_> {
                 .collect::<Result<_, _>>()?,
         };
         wanted.sort_by_key(|entry| (entry.time, entry.generation));
+        wanted.dedup_by_key(|entry| entry.commit);
         let mut plan = CopyPlan {
             wanted,
             common: Vec::new(),
             present: HashSet::new(),
+            kept: HashSet::new(),
+            left_out: Vec::new(),
+            replaced: HashSet::new(),
         };
         let mut ours = target.of_volume(self.volume);
         ours.sort_by_key(|entry| (entry.time, entry.generation));
@@ -216,22 +182,51 @@ impl Replication<'_> {
                 ));
                 continue;
             }
-            if plan.wanted.iter().any(|entry| entry.name == there.name) {
-                let name = there.name.clone();
-                return Err(ReplicateError::Taken { name });
+            let name = there.name.clone();
+            match plan.wanted.iter().find(|entry| entry.name == name) {
+                None => {}
+                // The source has made it anew since, and forgotten the one that was copied.
+                Some(here)
+                    if here.time >= there.time
+                        && forgotten
+                            .iter()
+                            .any(|gone| gone.name == name && is_copy(gone, there)) =>
+                {
+                    plan.replaced.insert(name);
+                }
+                Some(_) => return Err(ReplicateError::Taken { name }),
             }
         }
-        plan.present = ours.iter().map(|entry| entry.name.clone()).collect();
-        if let Some(newest) = ours.last() {
-            let late = |entry: &&SnapshotEntry| {
-                !plan.present.contains(&entry.name) && entry.time < newest.time
-            };
-            if let Some(older) = plan.wanted.iter().find(late) {
-                let name = older.name.clone();
-                return Err(ReplicateError::Older { name });
-            }
-        }
+        let names = ours.iter().map(|entry| entry.name.clone());
+        plan.present = names.filter(|name| !plan.replaced.contains(name)).collect();
+        plan.kept = ours.iter().filter_map(|entry| entry.tree).collect();
+        self.leave_older_out(&mut plan, ours.last().copied())?;
         Ok(plan)
+    }
+
+    /// Takes the snapshots out of the plan that are older than the newest one of the target.
+    fn leave_older_out(
+        &self,
+        plan: &mut CopyPlan,
+        newest: Option<&SnapshotEntry>,
+    ) -> Result<(), ReplicateError> {
+        let Some(newest) = newest else {
+            return Ok(());
+        };
+        let late =
+            |entry: &SnapshotEntry| !plan.present.contains(&entry.name) && entry.time < newest.time;
+        // If the newest one is late, all later ones may be: a clock was wrong, or the target has
+        // snapshots of its own.
+        let is_last_late = plan.wanted.last().is_some_and(late);
+        let wanted = std::mem::take(&mut plan.wanted);
+        let (late, wanted) = wanted.into_iter().partition(late);
+        (plan.left_out, plan.wanted) = (late, wanted);
+        let is_error = is_last_late || !self.names.is_empty();
+        if let Some(older) = plan.left_out.last().filter(|_| is_error) {
+            let name = older.name.clone();
+            return Err(ReplicateError::Older { name });
+        }
+        Ok(())
     }
 
     fn named(&self, source: &SnapshotList, name: &str) -> Result<SnapshotEntry, RootError> {
@@ -256,21 +251,25 @@ impl Replication<'_> {
         };
         let holder = to.environment.holder(&command);
         let processes = to.environment.processes.clone();
+        let before = to.volume_entry(self.volume);
         let open = OpenSession::open(handle, holder, Some(request), processes.as_ref()).await?;
         let left_by_copy = open
             .taken_from()
             .is_some_and(|holder| holder.mount_point == command);
         let is_witnessed = handle.current().root.chain.is_some();
-        let begun = self.begin(&open, plan, left_by_copy || self.anew).await;
+        // A copy that committed nothing says nothing of what the volume holds.
+        let is_unfinished = left_by_copy && self.is_last_commit_of(&before).await?;
+        let begun = self.begin(&open, plan, is_unfinished || self.anew).await;
         match begun {
-            Ok((ingest, committer, whole)) => Ok(Writer {
+            Ok((ingest, committer, (whole, shown))) => Ok(Writer {
                 open,
                 ingest,
                 committer,
                 whole: Mutex::new(whole),
+                shown: Mutex::new(shown),
                 next_inode: self.from.volume_entry(self.volume).next_inode,
                 is_witnessed,
-                is_whole: AtomicBool::new(!left_by_copy),
+                is_whole: AtomicBool::new(is_witnessed || !is_unfinished),
             }),
             Err(error) => {
                 if let Err(left) = open.end().await {
@@ -286,7 +285,7 @@ impl Replication<'_> {
         open: &OpenSession,
         plan: &CopyPlan,
         is_given_up: bool,
-    ) -> Result<(Arc<Ingest>, RootCommitter<Ingest>, Whole), ReplicateError> {
+    ) -> Result<(Arc<Ingest>, RootCommitter<Ingest>, (Whole, Whole)), ReplicateError> {
         let to = self.to;
         to.load_index_to_write().await?;
         let diverged = || ReplicateError::Diverged {
@@ -304,10 +303,14 @@ impl Replication<'_> {
         let ingest = Arc::new(Ingest::new(to.content_store.clone(), open.id().0));
         let empty = format::empty_tree(&ingest, &to.nodes).await?;
         let head = to.volume_entry(self.volume).tree;
-        let is_copy =
-            |tree: Id| tree == empty || plan.common.iter().any(|(_, there)| there.tree == tree);
-        if let Some(tree) = head.filter(|tree| !is_copy(*tree) && !is_given_up)
+        let is_kept = |tree: Id| tree == empty || plan.kept.contains(&tree);
+        if let Some(tree) = head.filter(|tree| !is_kept(*tree) && !is_given_up)
             && !self.is_unused(tree).await?
+            && !self
+                .forgotten(to)
+                .await?
+                .iter()
+                .any(|entry| entry.tree == Some(tree))
         {
             return Err(diverged());
         }
@@ -330,7 +333,19 @@ impl Replication<'_> {
             is_nothing: true,
         };
         let whole = plan.common.last().map_or(nothing, |(_, there)| *there);
-        Ok((ingest, committer.replaying(ended_sessions), whole))
+        let entry = to.volume_entry(self.volume);
+        let shown = match head.filter(|tree| !self.anew && *tree != empty) {
+            None => whole,
+            Some(tree) => Whole {
+                tree,
+                totals: Totals {
+                    inodes: entry.inodes,
+                    bytes: entry.bytes,
+                },
+                is_nothing: false,
+            },
+        };
+        Ok((ingest, committer.replaying(ended_sessions), (whole, shown)))
     }
 
     /// Returns true if a tree of the target is that of a volume that was mounted and never used: it
@@ -344,6 +359,25 @@ impl Replication<'_> {
             }
         }
         Ok(true)
+    }
+
+    /// Returns the snapshots of the volume that are in the trash of a repository.
+    async fn forgotten(&self, repository: &Repository) -> Result<Vec<SnapshotEntry>, RootError> {
+        let view = repository.handle.current();
+        let shards = repository.lists.known_trash(&view.root.trash).await?;
+        let forgotten = shards.iter().flat_map(|shard| shard.iter());
+        let snapshots = forgotten.map(|entry| &entry.snapshot);
+        let ours = snapshots.filter(|entry| entry.volume == self.volume);
+        Ok(ours.cloned().collect())
+    }
+
+    /// Returns true if the last commit of the target's volume was made by its holder of then.
+    async fn is_last_commit_of(&self, volume: &Volume) -> Result<bool, RootError> {
+        let Some(commit) = volume.commit else {
+            return Ok(false);
+        };
+        let record = record_of(&self.to.content_store, commit).await?;
+        Ok(record.is_some_and(|record| Some(record.session) == volume.holder))
     }
 
     async fn copy_all(
@@ -360,7 +394,9 @@ impl Replication<'_> {
             let source = entry.tree.ok_or_else(|| {
                 RootError::damaged("snapshot", format!("{} has no tree", entry.name))
             })?;
-            let copied = self.copy_one(writer, base, source, &entry).await;
+            let replaces = plan.replaced.contains(&entry.name);
+            let copied = self.copy_one(writer, base, source, (&entry, replaces));
+            let copied = copied.await;
             let made = match copied {
                 Ok(made) => made,
                 Err(error) => {
@@ -370,9 +406,9 @@ impl Replication<'_> {
             };
             base = Some(source);
             done(&Outcome {
-                snapshot: entry,
                 is_new: true,
                 generation: Some(made.generation),
+                ..Outcome::of(&entry)
             });
         }
         Ok(())
@@ -383,7 +419,7 @@ impl Replication<'_> {
         writer: &Writer,
         base: Option<Id>,
         source: Id,
-        entry: &SnapshotEntry,
+        (entry, replaces): (&SnapshotEntry, bool),
     ) -> Result<RootCommit, ReplicateError> {
         let tree = self.translate(writer, base, source, entry).await?;
         let snapshot = NewSnapshot {
@@ -393,7 +429,8 @@ impl Replication<'_> {
             tags: entry.tags.clone(),
             clock: entry.time,
             recovered: entry.recovered,
-            replaces: false,
+            replaces,
+            replaced_at: replaces.then(|| self.to.now()),
             drill: entry.drill.clone().map(|drill| Drill {
                 is_of_source: true,
                 ..drill
@@ -465,6 +502,8 @@ struct Writer {
     committer: RootCommitter<Ingest>,
     /// The tree of the last snapshot that both sides have, or an empty one.
     whole: Mutex<Whole>,
+    /// What the volume shows until a snapshot is whole.
+    shown: Mutex<Whole>,
     next_inode: u64,
     /// True if the root can hold an unfinished tree in a field of its own.
     is_witnessed: bool,
@@ -497,7 +536,7 @@ impl Writer {
         let is_snapshot = snapshot.is_some();
         let is_apart = self.is_witnessed && !is_snapshot;
         let shown = match is_apart {
-            true => self.whole(),
+            true => *self.shown.lock(),
             false => made,
         };
         let request = CommitRequest {
@@ -526,6 +565,7 @@ impl Writer {
         self.is_whole.store(is_whole, Ordering::Relaxed);
         if is_snapshot {
             *self.whole.lock() = made;
+            *self.shown.lock() = made;
         }
         Ok(committed)
     }

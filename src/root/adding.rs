@@ -59,7 +59,7 @@ pub(super) async fn add_snapshot(
     if has_replaced {
         let forgotten = older.into_iter().map(|snapshot| TrashEntry {
             snapshot,
-            forgotten: request.clock,
+            forgotten: request.replaced_at.unwrap_or(request.clock),
         });
         let change = discard(next, lists, writer, forgotten.collect()).await?;
         next.change_trash(&change)?;

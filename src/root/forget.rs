@@ -56,6 +56,33 @@ impl ListChanger<'_> {
                 changer: self,
                 volume,
                 names,
+                planned: None,
+                clock,
+                attempted: Vec::new(),
+            })
+            .await
+    }
+
+    /// As [`ListChanger::forget`], for these snapshots only: one that was made since under the name
+    /// of one of them stays.
+    ///
+    /// Cancel safety: that of [`ListChanger::forget`].
+    ///
+    /// # Errors
+    /// Those of [`ListChanger::forget`].
+    pub async fn forget_planned(
+        &self,
+        volume: &str,
+        snapshots: &[SnapshotEntry],
+        clock: Timestamp,
+    ) -> Result<Applied<Vec<SnapshotEntry>>, RootError> {
+        let names: Vec<String> = snapshots.iter().map(|entry| entry.name.clone()).collect();
+        self.handle
+            .update(&mut Forget {
+                changer: self,
+                volume,
+                names: &names,
+                planned: Some(snapshots.iter().map(|entry| entry.commit).collect()),
                 clock,
                 attempted: Vec::new(),
             })
@@ -162,6 +189,8 @@ struct Forget<'a> {
     changer: &'a ListChanger<'a>,
     volume: &'a str,
     names: &'a [String],
+    /// The commits of the snapshots that may be moved; none for any of these names.
+    planned: Option<HashSet<Id>>,
     clock: Timestamp,
     /// The entries that earlier attempts would have moved.
     attempted: Vec<SnapshotEntry>,
@@ -181,6 +210,10 @@ impl Transition for Forget<'_> {
         let kept = SnapshotList::new(shards.clone());
         let mut found = Vec::new();
         let mut moving = Vec::new();
+        let is_new = |entry: &SnapshotEntry| {
+            let planned = self.planned.as_ref();
+            planned.is_some_and(|planned| !planned.contains(&entry.commit))
+        };
         for name in self.names.iter().collect::<BTreeSet<_>>() {
             let trashed = |known: &&SnapshotEntry| {
                 known.name == *name
@@ -194,6 +227,8 @@ impl Transition for Forget<'_> {
                 kept.named(self.volume, name),
             ) {
                 (Some(moved), _) => found.push(moved.clone()),
+                // It has taken the name of one that is in the trash now.
+                (None, Some(entry)) if is_new(entry) => {}
                 (None, Some(entry)) => {
                     found.push(entry.clone());
                     moving.push(entry.clone());

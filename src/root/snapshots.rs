@@ -337,6 +337,8 @@ pub struct NewSnapshot {
     pub recovered: bool,
     /// True if an older snapshot of the volume with this name goes to the trash.
     pub replaces: bool,
+    /// When that one is forgotten; none for `clock`.
+    pub replaced_at: Option<Timestamp>,
     /// The drill of the snapshot that it is a copy of.
     pub drill: Option<Drill>,
 }

@@ -325,6 +325,7 @@ impl Committer {
                 clock,
                 recovered: is_snapshot_only,
                 replaces: request.replaces,
+                replaced_at: None,
                 drill: None,
             }),
         })

@@ -228,6 +228,7 @@ pub async fn remove(
         clock: repository.now(),
         recovered: false,
         replaces: false,
+        replaced_at: None,
         drill: None,
     };
     let uploads = (&ingest, ingest.mark());

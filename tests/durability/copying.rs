@@ -9,9 +9,10 @@ use bkfs::replicate::progress::CopyProgress;
 use bkfs::replicate::{Outcome, ReplicateError, Replication};
 use bkfs::repository::{Repository, open_in};
 use bkfs::root::state::Volume;
+use bkfs::volume::requests::SnapshotRequest;
 use bkfs_store::MemoryStore;
 
-use crate::collecting::{gc, snapshot, unlink};
+use crate::collecting::{forget, gc, snapshot, unlink};
 use crate::host::{Bucket, Host, Unsealed, noise, opening, runtime};
 
 const MIB: usize = 1 << 20;
@@ -41,6 +42,16 @@ pub async fn open(store: &Arc<MemoryStore>) -> Repository {
     opened.expect("opened")
 }
 
+/// Makes a snapshot anew.
+fn replace(host: &Host, name: &str) {
+    let request = SnapshotRequest {
+        name: Some(name.to_owned()),
+        replaces: true,
+        ..SnapshotRequest::default()
+    };
+    host.run(host.volume().snapshot(request)).expect("made");
+}
+
 fn volume(bucket: &Bucket) -> Volume {
     bucket.work(bucket.memory.clone(), async |repository| {
         repository.volume_entry("main")
@@ -48,7 +59,8 @@ fn volume(bucket: &Bucket) -> Volume {
 }
 
 /// Copies these snapshots. Returns the bytes that were sent. If `breaks` is given, the copy stops
-/// after that many commits without a snapshot, and its session stays in the root.
+/// after that many commits without a snapshot, or, with 0, once its session has the volume. The
+/// session stays in the root.
 fn copy(
     from: &Bucket,
     to: &Bucket,
@@ -76,7 +88,10 @@ fn copy(
         let mut roots = to.handle.subscribe();
         let begun = to.volume_entry("main").sequence;
         let far = async {
-            let is_far = |breaks| to.volume_entry("main").sequence >= begun + breaks;
+            let is_far = |breaks| {
+                let entry = to.volume_entry("main");
+                entry.sequence >= begun + breaks && (breaks > 0 || entry.holder.is_some())
+            };
             while !breaks.is_some_and(is_far) {
                 roots.changed().await.expect("the root is followed");
             }
@@ -204,4 +219,120 @@ fn a_volume_that_was_changed_starts_anew_when_it_is_told_to() {
     host.finish().expect("unmounted");
     copy(&from, &to, &[], false, None).expect("there is nothing to do");
     is_clean(&to);
+}
+
+/// A copy that was killed before it committed anything says nothing of what the volume holds.
+#[test]
+fn a_copy_that_broke_off_at_once_gives_no_changes_up() {
+    let (first, _) = contents();
+    let from = source();
+    let to = Bucket::new();
+    copy(&from, &to, &["one"], false, None).expect("copied");
+    let host = to.host();
+    host.write("own", 0, noise(9, 1000));
+    host.finish().expect("unmounted");
+    copy(&from, &to, &[], false, Some(0)).expect("it broke off");
+    let diverged = copy(&from, &to, &[], false, None).expect_err("it holds changes");
+    assert!(
+        matches!(diverged, ReplicateError::Diverged { .. }),
+        "{diverged}"
+    );
+    let host = to.host();
+    shows(&host, Some(&first), None);
+    assert_eq!(host.read("own"), Some(noise(9, 1000)));
+    host.finish().expect("unmounted");
+    is_clean(&to);
+}
+
+/// Retention on either side leaves a volume whose state no snapshot of the other side has.
+#[test]
+fn a_copy_goes_on_after_its_last_snapshot_was_forgotten() {
+    let (_, second) = contents();
+    for is_at_source in [true, false] {
+        let from = source();
+        let to = Bucket::new();
+        copy(&from, &to, &["one"], false, None).expect("copied");
+        let bucket = if is_at_source { &from } else { &to };
+        bucket.work(bucket.memory.clone(), async |repository| {
+            forget(repository, "one").await;
+        });
+        copy(&from, &to, &["two"], false, None).expect("nothing is lost");
+        let host = to.host();
+        shows(&host, None, Some(&second));
+        host.finish().expect("unmounted");
+        is_clean(&to);
+    }
+}
+
+/// The target may forget what the source still has.
+#[test]
+fn what_is_older_than_the_newest_copy_keeps_nothing_from_being_copied() {
+    let from = source();
+    let to = Bucket::new();
+    copy(&from, &to, &[], false, None).expect("copied");
+    to.work(to.memory.clone(), async |repository| {
+        forget(repository, "one").await;
+    });
+    let host = from.host();
+    host.write("third", 0, noise(3, 1000));
+    snapshot(&host, "three");
+    host.finish().expect("unmounted");
+    copy(&from, &to, &[], false, None).expect("the others are copied");
+    let names = to.work(to.memory.clone(), async |repository| {
+        let kept = repository.snapshots().await.expect("listed");
+        let names = kept.of_volume("main").into_iter();
+        names.map(|entry| entry.name.clone()).collect::<Vec<_>>()
+    });
+    assert_eq!(names, ["two", "three"]);
+    let older = copy(&from, &to, &["one"], false, None).expect_err("it was asked for");
+    assert!(matches!(older, ReplicateError::Older { .. }), "{older}");
+}
+
+/// `bkfs run --replace` makes a snapshot of a name anew, also after it was copied.
+#[test]
+fn a_snapshot_that_was_made_anew_takes_the_place_of_its_copy() {
+    let (_, second) = contents();
+    let from = source();
+    let to = Bucket::new();
+    copy(&from, &to, &[], false, None).expect("copied");
+    let host = from.host();
+    host.write("third", 0, noise(3, 1000));
+    replace(&host, "two");
+    host.finish().expect("unmounted");
+    copy(&from, &to, &[], false, None).expect("it is copied");
+    let host = to.host();
+    shows(&host, None, Some(&second));
+    assert_eq!(host.read("third"), Some(noise(3, 1000)));
+    host.finish().expect("unmounted");
+    let (kept, trash) = to.work(to.memory.clone(), async |repository| {
+        let kept = repository.snapshots().await.expect("listed");
+        let root = repository.handle.current().root.clone();
+        let trash = repository.lists.known_trash(&root.trash).await;
+        let trash = trash
+            .expect("listed")
+            .iter()
+            .map(|shard| shard.len())
+            .sum::<usize>();
+        (kept.of_volume("main").len(), trash)
+    });
+    assert_eq!((kept, trash), (2, 1));
+    is_clean(&to);
+}
+
+/// A snapshot of the target's own stays, whatever name it has.
+#[test]
+fn a_snapshot_of_the_target_is_not_replaced() {
+    let from = source();
+    let to = Bucket::new();
+    copy(&from, &to, &["one"], false, None).expect("copied");
+    let host = to.host();
+    host.write("own", 0, noise(9, 1000));
+    snapshot(&host, "two");
+    host.finish().expect("unmounted");
+    let host = from.host();
+    host.wait(2.0);
+    replace(&host, "two");
+    host.finish().expect("unmounted");
+    let taken = copy(&from, &to, &[], false, None).expect_err("it has the name");
+    assert!(matches!(taken, ReplicateError::Taken { .. }), "{taken}");
 }

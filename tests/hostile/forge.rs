@@ -196,6 +196,7 @@ impl Forger {
                 clock: self.repository.now(),
                 recovered: false,
                 replaces: false,
+                replaced_at: None,
                 drill: None,
             }),
         };

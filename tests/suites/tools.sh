@@ -526,14 +526,18 @@ copy_goes_on_after_a_kill() {
   [ "$(bytes_in "$to")" -lt $((80 * MIB)) ] || wrong "$(bytes_in "$to") bytes in the end"
   bkfs dump "$to" long:/long | cmp - "$FILES/long"
   exits 0 bkfs check --read-data "$to"
-  # copy does not overwrite what another command has written to the target.
-  exits 0 bkfs put "$to" other "$FILES/small" --volume main
+  # What another command has stored in the target stays in its snapshot.
+  exits 0 bkfs put "$to" other "$FILES/small" --volume main --name own
   exits 0 bkfs put "$from" long "$FILES/small" --volume main --name shorter
-  exits 11 bkfs copy "$from" "$to"
-  says 'changes that are in no snapshot of the source' '--anew'
-  exits 0 bkfs copy "$from" "$to" --anew
+  exits 0 bkfs copy "$from" "$to"
   says 'copied main:shorter'
   bkfs dump "$to" shorter:/long | cmp - "$FILES/small"
+  bkfs dump "$to" own:/other | cmp - "$FILES/small"
+  # It is the newest snapshot of the target, and a copy adds only newer ones.
+  exits 0 bkfs put "$from" late "$FILES/small" --volume main --name late
+  exits 0 bkfs put "$to" other "$FILES/small" --volume main --name newest
+  exits 1 bkfs copy "$from" "$to"
+  says 'older than the newest snapshot of the target'
   exits 0 bkfs check --read-data "$to"
 }
 

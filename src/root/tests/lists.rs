@@ -327,6 +327,33 @@ impl ListBucket {
     }
 }
 
+/// A policy decides on a list. Meanwhile a snapshot may be made anew under the name of one that
+/// goes.
+#[tokio::test(start_paused = true)]
+async fn what_was_made_since_the_plan_is_not_forgotten() {
+    let (place, direct) = five(memory().await).await;
+    let planned: Vec<SnapshotEntry> = (place.kept().await.of_volume("main").into_iter())
+        .filter(|entry| entry.name == "s1" || entry.name == "s2")
+        .cloned()
+        .collect();
+    let request = NewSnapshot {
+        name: Some("s1".to_owned()),
+        clock: time(1900),
+        replaces: true,
+        ..NewSnapshot::default()
+    };
+    let request = CommitRequest {
+        snapshot: Some(request),
+        ..tree(77)
+    };
+    place.committer.commit(request).await.expect("made anew");
+    let changer = place.changer(&direct);
+    let forgotten = changer.forget_planned("main", &planned, time(2000)).await;
+    let forgotten = forgotten.expect("forgotten").output;
+    assert_eq!(forgotten, [planned[1].clone()]);
+    assert_eq!(place.kept_names().await, ["s0", "s3", "s4", "s1"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn forgetting_what_is_absent_forgets_nothing() {
     let (place, direct) = five(memory().await).await;

@@ -16,8 +16,7 @@ use crate::tree::key::Key;
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
 use crate::volume::flush::new_extents;
-use crate::volume::mode;
-use crate::volume::namespace::{NewInode, name_item, touch_directory};
+use crate::volume::namespace::{NewInode, name_item};
 use crate::volume::state::Scope;
 
 impl Volume {
@@ -128,15 +127,7 @@ impl Volume {
             .transact(|run| {
                 let mut place = self.place(run, directory, name)?;
                 let mut attributes = run.attributes(inode)?;
-                if let Some((there, _)) = place.holds {
-                    let ended_session = run.attributes(there)?;
-                    if mode::is_directory(ended_session.mode) {
-                        return Err(VolumeError::IsDirectory.into());
-                    }
-                    self.unname(run, &mut place, there, ended_session, now)?;
-                    touch_directory(run, &mut place, -1, now);
-                }
-                touch_directory(run, &mut place, 1, now);
+                self.replace_at(run, &mut place, now)?;
                 attributes.links = 1;
                 attributes.modified = modified;
                 attributes.changed = now;

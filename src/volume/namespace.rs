@@ -278,6 +278,29 @@ impl Volume {
         Ok(())
     }
 
+    /// Makes room for a new file under a name: removes the file that has it, and counts the new one in
+    /// the directory.
+    ///
+    /// # Errors
+    /// [`VolumeError::IsDirectory`] if the name is that of a directory.
+    pub(super) fn replace_at(
+        &self,
+        run: &mut Transaction<'_>,
+        place: &mut NameInDirectory,
+        now: Timestamp,
+    ) -> Step<()> {
+        if let Some((there, _)) = place.holds {
+            let replaced = run.attributes(there)?;
+            if mode::is_directory(replaced.mode) {
+                return Err(VolumeError::IsDirectory.into());
+            }
+            self.unname(run, place, there, replaced, now)?;
+            touch_directory(run, place, -1, now);
+        }
+        touch_directory(run, place, 1, now);
+        Ok(())
+    }
+
     /// Keeps an inode without a name for its users. The last of them reaps it.
     pub fn keep_orphan(&self, inode: u64) {
         self.orphans.lock().insert(inode);

@@ -13,8 +13,7 @@ use crate::tree::key::Key;
 use crate::volume::Volume;
 use crate::volume::capturing::LiveState;
 use crate::volume::error::VolumeError;
-use crate::volume::mode;
-use crate::volume::namespace::{name_item, touch_directory};
+use crate::volume::namespace::name_item;
 use crate::volume::stamp::Stamp;
 use crate::volume::transaction::Transaction;
 
@@ -70,15 +69,7 @@ impl Volume {
         };
         let make = |run: &mut Transaction<'_>| {
             let mut place = self.place(run, file.directory, file.name)?;
-            if let Some((there, _)) = place.holds {
-                let replaced = run.attributes(there)?;
-                if mode::is_directory(replaced.mode) {
-                    return Err(VolumeError::IsDirectory.into());
-                }
-                self.unname(run, &mut place, there, replaced, now)?;
-                touch_directory(run, &mut place, -1, now);
-            }
-            touch_directory(run, &mut place, 1, now);
+            self.replace_at(run, &mut place, now)?;
             run.make_inode(inode);
             run.set_attributes(inode, attributes);
             for (name, value) in stamp.xattrs.iter().flatten() {

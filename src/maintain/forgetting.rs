@@ -62,14 +62,14 @@ impl Changer<'_> {
     /// Cancel safety: that of [`Self::forget`].
     ///
     /// # Errors
-    /// Those of [`Self::forget`].
+    /// Those of [`ListChanger::forget_planned`], and of opening a session.
     pub async fn forget_planned(
         &self,
         volume: &str,
         snapshots: &[SnapshotEntry],
     ) -> Result<(), RootError> {
-        let now = self.repository.now();
         self.change(async |changer: ListChanger<'_>| {
+            let now = self.repository.now();
             changer.forget_planned(volume, snapshots, now).await
         })
         .await?;

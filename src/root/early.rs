@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 impl RootHandle {
     /// Awaits the uploads that a change needs, and reads the root for it meanwhile. Returns no root
-    /// if it was not read by then, the store fails, or others change it too: it would change again
-    /// before it is needed. An error is that of [`Self::refresh`], and counts for the change.
+    /// if it was not read by then, cannot be read, or others change it too: it would change again
+    /// before it is needed. An error ends the session: the root does not descend from one known.
     ///
     /// Cancel safety: that of the uploads.
     pub async fn read_during<T>(&self, uploads: impl Future<Output = T>) -> (T, EarlyRead) {
@@ -29,9 +29,9 @@ impl RootHandle {
                 let read = Instant::now();
                 Ok(Some(EarlyRoot { view, read }))
             }
-            // The change asks the store again.
-            Err(RootError::Store(_)) => Ok(None),
-            Err(error) => Err(error),
+            Err(error) if error.ends_session() => Err(error),
+            // The change reads the root by itself.
+            Err(_) => Ok(None),
         }
     }
 

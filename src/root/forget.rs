@@ -56,33 +56,32 @@ impl ListChanger<'_> {
                 changer: self,
                 volume,
                 names,
-                planned: None,
+                planned: HashSet::new(),
                 clock,
                 attempted: Vec::new(),
             })
             .await
     }
 
-    /// As [`ListChanger::forget`], for these snapshots only: one that was made since under the name
-    /// of one of them stays.
+    /// Moves these snapshots to the trash, and none that was made since under the name of one of
+    /// them. One that is kept no more counts as moved. Returns those that were moved.
     ///
     /// Cancel safety: that of [`ListChanger::forget`].
     ///
     /// # Errors
-    /// Those of [`ListChanger::forget`].
+    /// Those of [`ListChanger::forget`] but [`RootError::NoSnapshot`].
     pub async fn forget_planned(
         &self,
         volume: &str,
         snapshots: &[SnapshotEntry],
         clock: Timestamp,
     ) -> Result<Applied<Vec<SnapshotEntry>>, RootError> {
-        let names: Vec<String> = snapshots.iter().map(|entry| entry.name.clone()).collect();
         self.handle
             .update(&mut Forget {
                 changer: self,
                 volume,
-                names: &names,
-                planned: Some(snapshots.iter().map(|entry| entry.commit).collect()),
+                names: &[],
+                planned: snapshots.iter().map(|entry| entry.commit).collect(),
                 clock,
                 attempted: Vec::new(),
             })
@@ -189,8 +188,8 @@ struct Forget<'a> {
     changer: &'a ListChanger<'a>,
     volume: &'a str,
     names: &'a [String],
-    /// The commits of the snapshots that may be moved; none for any of these names.
-    planned: Option<HashSet<Id>>,
+    /// The commits of snapshots that are moved, whatever their names.
+    planned: HashSet<Id>,
     clock: Timestamp,
     /// The entries that earlier attempts would have moved.
     attempted: Vec<SnapshotEntry>,
@@ -208,12 +207,7 @@ impl Transition for Forget<'_> {
         let shards = self.changer.lists.snapshot_shards(&next.snapshots).await?;
         let trash = self.changer.lists.trash_shards(&next.trash).await?;
         let kept = SnapshotList::new(shards.clone());
-        let mut found = Vec::new();
-        let mut moving = Vec::new();
-        let is_new = |entry: &SnapshotEntry| {
-            let planned = self.planned.as_ref();
-            planned.is_some_and(|planned| !planned.contains(&entry.commit))
-        };
+        let (mut found, mut moving) = (Vec::new(), Vec::new());
         for name in self.names.iter().collect::<BTreeSet<_>>() {
             let trashed = |known: &&SnapshotEntry| {
                 known.name == *name
@@ -227,8 +221,6 @@ impl Transition for Forget<'_> {
                 kept.named(self.volume, name),
             ) {
                 (Some(moved), _) => found.push(moved.clone()),
-                // It has taken the name of one that is in the trash now.
-                (None, Some(entry)) if is_new(entry) => {}
                 (None, Some(entry)) => {
                     found.push(entry.clone());
                     moving.push(entry.clone());
@@ -240,6 +232,13 @@ impl Transition for Forget<'_> {
                     });
                 }
             }
+        }
+        // What is kept no more is in the trash already.
+        let planned = kept.of_volume(self.volume).into_iter();
+        let planned = planned.filter(|entry| self.planned.contains(&entry.commit));
+        for entry in planned.cloned() {
+            found.push(entry.clone());
+            moving.push(entry);
         }
         let leaves = |entry: &SnapshotEntry| {
             moving

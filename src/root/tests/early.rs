@@ -4,7 +4,7 @@ use super::handle::Register;
 use super::support::*;
 use crate::root::handle::RootHandle;
 use crate::root::state::SessionId;
-use bkfs_store::Operation;
+use bkfs_store::{Operation, StoreErrorKind};
 use bkfs_testing::fault::{Fault as Trouble, FaultStore, Strike};
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,6 +59,12 @@ async fn an_early_read_that_fails_or_is_slow_costs_nothing() {
     for id in [3, 4] {
         changed(&handle, id, Duration::ZERO).await;
     }
+    let denied = Strike::with(Trouble::FailBefore(StoreErrorKind::Denied)).on(Operation::Get);
+    store.plan(denied.keys("root"));
+    let begun = Instant::now();
+    let (sent, read) = changed(&handle, 5, Duration::ZERO).await;
+    assert_eq!((sent, read, begun.elapsed()), (false, 2, 2 * TRIP));
+    assert_eq!(store.struck(), 1);
     let slow = Strike::with(Trouble::Delay(3 * TRIP)).on(Operation::Get);
     store.plan(slow.keys("root").always());
     let begun = Instant::now();

@@ -25,8 +25,8 @@ use crate::units::size;
 /// Snapshots keep their names, times, hosts and tags. bkfs verifies their contents as it reads
 /// them, and encrypts them under the keys of the target. It does not send again what the target
 /// has, and an interrupted copy continues where it stopped. Until a snapshot is complete, the
-/// target's volume shows the last complete one. The target's volume belongs to the copy: it must be
-/// new, or have only copied snapshots, unless --anew gives up what else it holds.
+/// target's volume shows what it did before. The target's volume belongs to the copy: it must be new,
+/// or hold nothing that no snapshot of it has, unless --anew gives up what else it holds.
 ///
 /// --password-file and --password-command are for the target (TO). The password of the source comes
 /// from --from-password-file, --from-password-command, BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD
@@ -39,7 +39,7 @@ pub struct Copy {
     pub(super) to: String,
     #[command(flatten)]
     pub(super) hooks: Hooks,
-    /// Copy only this snapshot; may be repeated (default: all of the volume)
+    /// Copy only this snapshot; may be repeated (default: all that are newer than those of TO)
     #[arg(long = "snapshot", value_name = "NAME")]
     snapshots: Vec<String>,
     /// Copy every volume
@@ -59,6 +59,10 @@ pub struct Copy {
     /// copied snapshot
     #[arg(long)]
     anew: bool,
+    /// Replace a snapshot of the target that the source has made anew under its name; the older one
+    /// goes to the target's trash
+    #[arg(long)]
+    replace: bool,
     #[command(flatten)]
     source: Source,
 }
@@ -103,6 +107,7 @@ pub fn run(command: Copy, global: &Global, output: &Output) -> Result<(), Failur
                 steal: command.steal,
                 accept_loss: command.accept_loss,
                 anew: command.anew,
+                replaces: command.replace,
                 commit_bytes: command.commit_every,
                 progress: &progress,
             };
@@ -177,7 +182,8 @@ fn summary(outcomes: &[Outcome], uploaded: u64, seconds: f64, output: &Output) {
         .filter(|outcome| outcome.is_left_out)
         .count();
     output.remark(format_args!(
-        "copied {copied} snapshots, {} were already there, {} sent in {seconds:.1} s",
+        "copied {copied} snapshots, {} were already there, {left_out} were left out, {} sent in \
+         {seconds:.1} s",
         outcomes.len() - copied - left_out,
         bytes(uploaded),
     ));
@@ -206,16 +212,20 @@ fn failure(error: ReplicateError) -> Failure {
             "A copy needs a volume of its own. To drop the changes, give --anew: the volume \
                  then starts again from the last snapshot that was copied, and its snapshots \
                  stay. To keep them, make a snapshot of them first (bkfs snapshot, in a mount of \
-                 the target): then later snapshots of the source are copied. Or copy to another \
-                 repository.",
+                 the target): then only later snapshots of the source are copied. Or copy to \
+                 another repository.",
         ),
         ReplicateError::Unreplayed { .. } => Failure::new(text).code(Code::Held).hint(
             "Mount the target's volume once and unmount it, so that they are committed; then \
                  check them.",
         ),
-        ReplicateError::Older { .. } => {
-            Failure::new(text).hint("Copy it to another repository, which has no newer snapshots.")
-        }
-        ReplicateError::Taken { .. } => Failure::new(text),
+        ReplicateError::Older { .. } => Failure::new(text).hint(
+            "Make a new snapshot of the source, or forget the newer one in the target, if \
+                 that is not needed.",
+        ),
+        ReplicateError::Taken { .. } => Failure::new(text).hint(
+            "If the source has made it anew (run --replace), give --replace: the older one then \
+             goes to the target's trash. Otherwise forget it in the target.",
+        ),
     }
 }

@@ -9,32 +9,31 @@
 //! repositories have. Blobs that an interrupted copy has stored are found in the index and not sent
 //! again.
 //!
-//! While a snapshot is being copied, the volume shows the last whole one, or nothing. The volume's
+//! While a snapshot is being copied, the volume shows what it did before. The volume's
 //! entry in the root holds the unfinished tree in a field of its own (`building`), so that a
 //! collection keeps its blobs. The next copy begins at the last whole snapshot again. It finds in
 //! the index the blobs that the copy before it stored, and sends only the rest, even if the volume
 //! was mounted in between.
 //!
 //! A root without a chain has no such field. There the volume's tree is the unfinished one. The
-//! holder that the volume is taken from tells that a copy left it so, and that nothing has changed
-//! it since.
+//! session of the volume's last commit, which stands in the root until the next one, tells that a
+//! copy left it so, and that nothing has changed it since.
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::Ingest;
-use parking_lot::Mutex;
 
 use crate::maintain::recovery_bases::record_of;
 use crate::mounting::format;
 pub use crate::replicate::outcome::{Outcome, ReplicateError};
 use crate::replicate::progress::CopyProgress;
 use crate::replicate::tree::{Ends, Translation};
+use crate::replicate::writer::{Begun, Whole, Writer};
 use crate::repository::Repository;
 use crate::root::commit::RootCommitter;
-use crate::root::commit_request::{CommitRequest, RootCommit};
+use crate::root::commit_request::RootCommit;
 use crate::root::error::RootError;
 use crate::root::record::Replayed;
 use crate::root::repository::{probe, probe_lock};
@@ -46,12 +45,12 @@ use crate::tree::key::{self, Key};
 use crate::tree::map::Tree;
 use crate::volume::ROOT_INODE;
 use crate::volume::error::VolumeError;
-use crate::volume::rescue::Rescues;
 use crate::volume::state::Totals;
 
 mod outcome;
 pub mod progress;
 mod tree;
+mod writer;
 
 /// A copy of snapshots of one volume.
 pub struct Replication<'a> {
@@ -75,17 +74,11 @@ pub struct Replication<'a> {
     /// Bytes of contents after which a commit is due. An interrupted copy sends at most about as
     /// many again.
     pub commit_bytes: u64,
+    /// Replace a snapshot of the target that the source has made anew under its name: the older one
+    /// goes to the target's trash.
+    pub replaces: bool,
     /// Counters for a progress display.
     pub progress: &'a CopyProgress,
-}
-
-/// A tree of the target that is that of a snapshot, or empty.
-#[derive(Clone, Copy)]
-struct Whole {
-    tree: Id,
-    totals: Totals,
-    /// True for a volume that has no tree yet.
-    is_nothing: bool,
 }
 
 /// The plan of a copy.
@@ -134,7 +127,7 @@ impl Replication<'_> {
         if !has_work {
             return Ok(());
         }
-        let writer = self.enter(&plan).await?;
+        let (writer, plan) = self.enter().await?;
         let copied = self.copy_all(&writer, plan, done).await;
         writer.leave().await;
         copied
@@ -164,34 +157,18 @@ impl Replication<'_> {
         let mut ours = target.of_volume(self.volume);
         ours.sort_by_key(|entry| (entry.time, entry.generation));
         for there in &ours {
-            let here = source.named(self.volume, &there.name);
-            let trees = here.filter(|here| is_copy(here, there));
-            if let Some((here, tree)) = trees.and_then(|here| Some((here.tree?, there.tree?))) {
-                let totals = Totals {
-                    inodes: there.files,
-                    bytes: there.bytes,
-                };
-                let is_nothing = false;
-                plan.common.push((
-                    here,
-                    Whole {
-                        tree,
-                        totals,
-                        is_nothing,
-                    },
-                ));
-                continue;
-            }
             let name = there.name.clone();
+            let is_source = |here: &&SnapshotEntry| here.name == name && is_copy(here, there);
+            let copied = source.named(self.volume, &name).filter(is_source);
+            let copied = copied.or_else(|| forgotten.iter().find(is_source));
+            if let Some((here, tree)) = copied.and_then(|here| Some((here.tree?, there.tree?))) {
+                plan.common.push((here, Whole::of(tree, there)));
+            }
             match plan.wanted.iter().find(|entry| entry.name == name) {
                 None => {}
-                // The source has made it anew since, and forgotten the one that was copied.
-                Some(here)
-                    if here.time >= there.time
-                        && forgotten
-                            .iter()
-                            .any(|gone| gone.name == name && is_copy(gone, there)) =>
-                {
+                Some(here) if is_copy(here, there) => {}
+                // The source has made it anew, and forgotten the one that was copied.
+                Some(_) if self.replaces && copied.is_some() => {
                     plan.replaced.insert(name);
                 }
                 Some(_) => return Err(ReplicateError::Taken { name }),
@@ -234,8 +211,9 @@ impl Replication<'_> {
         source.resolve(self.volume, &reference).cloned()
     }
 
-    /// Registers a session in the target and takes its volume.
-    async fn enter(&self, plan: &CopyPlan) -> Result<Writer, ReplicateError> {
+    /// Registers a session in the target and takes its volume. Returns the plan as of then: while a
+    /// holder was watched, the target may have got snapshots.
+    async fn enter(&self) -> Result<(Writer, CopyPlan), ReplicateError> {
         let to = self.to;
         let handle = &to.handle;
         let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
@@ -251,26 +229,9 @@ impl Replication<'_> {
         };
         let holder = to.environment.holder(&command);
         let processes = to.environment.processes.clone();
-        let before = to.volume_entry(self.volume);
         let open = OpenSession::open(handle, holder, Some(request), processes.as_ref()).await?;
-        let left_by_copy = open
-            .taken_from()
-            .is_some_and(|holder| holder.mount_point == command);
-        let is_witnessed = handle.current().root.chain.is_some();
-        // A copy that committed nothing says nothing of what the volume holds.
-        let is_unfinished = left_by_copy && self.is_last_commit_of(&before).await?;
-        let begun = self.begin(&open, plan, is_unfinished || self.anew).await;
-        match begun {
-            Ok((ingest, committer, (whole, shown))) => Ok(Writer {
-                open,
-                ingest,
-                committer,
-                whole: Mutex::new(whole),
-                shown: Mutex::new(shown),
-                next_inode: self.from.volume_entry(self.volume).next_inode,
-                is_witnessed,
-                is_whole: AtomicBool::new(is_witnessed || !is_unfinished),
-            }),
+        match self.begin(&open).await {
+            Ok((begun, plan)) => Ok((begun.with(open), plan)),
             Err(error) => {
                 if let Err(left) = open.end().await {
                     tracing::warn!("the session stays in the root: {left}");
@@ -280,21 +241,14 @@ impl Replication<'_> {
         }
     }
 
-    async fn begin(
-        &self,
-        open: &OpenSession,
-        plan: &CopyPlan,
-        is_given_up: bool,
-    ) -> Result<(Arc<Ingest>, RootCommitter<Ingest>, (Whole, Whole)), ReplicateError> {
+    async fn begin(&self, open: &OpenSession) -> Result<(Begun, CopyPlan), ReplicateError> {
         let to = self.to;
+        let plan = self.plan().await?;
         to.load_index_to_write().await?;
-        let diverged = || ReplicateError::Diverged {
-            volume: self.volume.to_owned(),
-        };
-        if open
-            .ended_sessions()
+        let ended_sessions = open.ended_sessions();
+        if ended_sessions
             .iter()
-            .any(|ended_session| !ended_session.journals.is_empty())
+            .any(|ended| !ended.journals.is_empty())
         {
             return Err(ReplicateError::Unreplayed {
                 volume: self.volume.to_owned(),
@@ -302,24 +256,23 @@ impl Replication<'_> {
         }
         let ingest = Arc::new(Ingest::new(to.content_store.clone(), open.id().0));
         let empty = format::empty_tree(&ingest, &to.nodes).await?;
-        let head = to.volume_entry(self.volume).tree;
-        let is_kept = |tree: Id| tree == empty || plan.kept.contains(&tree);
-        if let Some(tree) = head.filter(|tree| !is_kept(*tree) && !is_given_up)
-            && !self.is_unused(tree).await?
-            && !self
-                .forgotten(to)
-                .await?
-                .iter()
-                .any(|entry| entry.tree == Some(tree))
-        {
-            return Err(diverged());
+        let entry = to.volume_entry(self.volume);
+        let head = entry.tree.filter(|tree| *tree != empty);
+        let is_known = match head {
+            Some(tree) => self.is_known(tree, &plan).await?,
+            None => true,
+        };
+        let is_unfinished = self.was_left_by_copy(&entry).await?;
+        if !is_known && !is_unfinished && !self.anew {
+            return Err(ReplicateError::Diverged {
+                volume: self.volume.to_owned(),
+            });
         }
         // Checked above: these sessions have acknowledged nothing.
-        let ended_sessions = open.ended_sessions().iter().map(|ended_session| Replayed {
-            session: ended_session.session,
+        let replayed = ended_sessions.iter().map(|ended| Replayed {
+            session: ended.session,
             last: 0,
         });
-        let ended_sessions = ended_sessions.collect();
         let committer = RootCommitter::new(
             to.handle.clone(),
             to.lists.clone(),
@@ -333,19 +286,47 @@ impl Replication<'_> {
             is_nothing: true,
         };
         let whole = plan.common.last().map_or(nothing, |(_, there)| *there);
-        let entry = to.volume_entry(self.volume);
-        let shown = match head.filter(|tree| !self.anew && *tree != empty) {
-            None => whole,
-            Some(tree) => Whole {
-                tree,
-                totals: Totals {
-                    inodes: entry.inodes,
-                    bytes: entry.bytes,
-                },
-                is_nothing: false,
+        let shown = head.filter(|_| is_known).map(|tree| Whole {
+            tree,
+            totals: Totals {
+                inodes: entry.inodes,
+                bytes: entry.bytes,
             },
+            is_nothing: false,
+        });
+        let begun = Begun {
+            committer: committer.replaying(replayed.collect()),
+            ingest,
+            whole,
+            shown: shown.unwrap_or(whole),
+            next_inode: self.from.volume_entry(self.volume).next_inode,
+            is_witnessed: to.handle.current().root.chain.is_some(),
+            is_whole: is_known || !is_unfinished,
         };
-        Ok((ingest, committer.replaying(ended_sessions), (whole, shown)))
+        Ok((begun, plan))
+    }
+
+    /// Returns true if nothing is lost with a tree of the target: a snapshot has it, or had it until
+    /// it was forgotten, or nothing was ever stored in it.
+    async fn is_known(&self, tree: Id, plan: &CopyPlan) -> Result<bool, ReplicateError> {
+        if plan.kept.contains(&tree) || self.is_unused(tree).await? {
+            return Ok(true);
+        }
+        let forgotten = self.forgotten(self.to).await?;
+        Ok(forgotten.iter().any(|entry| entry.tree == Some(tree)))
+    }
+
+    /// Returns true if the last commit of the target's volume is that of a copy from this source
+    /// that did not leave: its session stands in the root until the next commit. A session that
+    /// committed nothing says nothing of what the volume holds.
+    async fn was_left_by_copy(&self, entry: &Volume) -> Result<bool, RootError> {
+        let Some(commit) = entry.commit else {
+            return Ok(false);
+        };
+        let record = record_of(&self.to.content_store, commit).await?;
+        let root = &self.to.handle.current().root;
+        let session = record.and_then(|record| root.sessions.get(&record.session));
+        Ok(session.is_some_and(|session| session.holder.mount_point == command(self.from)))
     }
 
     /// Returns true if a tree of the target is that of a volume that was mounted and never used: it
@@ -369,15 +350,6 @@ impl Replication<'_> {
         let snapshots = forgotten.map(|entry| &entry.snapshot);
         let ours = snapshots.filter(|entry| entry.volume == self.volume);
         Ok(ours.cloned().collect())
-    }
-
-    /// Returns true if the last commit of the target's volume was made by its holder of then.
-    async fn is_last_commit_of(&self, volume: &Volume) -> Result<bool, RootError> {
-        let Some(commit) = volume.commit else {
-            return Ok(false);
-        };
-        let record = record_of(&self.to.content_store, commit).await?;
-        Ok(record.is_some_and(|record| Some(record.session) == volume.holder))
     }
 
     async fn copy_all(
@@ -493,106 +465,4 @@ fn is_copy(here: &SnapshotEntry, there: &SnapshotEntry) -> bool {
 /// Returns the command that the holder of a copy from that repository shows.
 fn command(from: &Repository) -> String {
     format!("bkfs copy of {}", from.handle.current().root.repository)
-}
-
-/// The session that writes.
-struct Writer {
-    open: OpenSession,
-    ingest: Arc<Ingest>,
-    committer: RootCommitter<Ingest>,
-    /// The tree of the last snapshot that both sides have, or an empty one.
-    whole: Mutex<Whole>,
-    /// What the volume shows until a snapshot is whole.
-    shown: Mutex<Whole>,
-    next_inode: u64,
-    /// True if the root can hold an unfinished tree in a field of its own.
-    is_witnessed: bool,
-    /// True if the volume's tree is that of a snapshot, or empty.
-    is_whole: AtomicBool,
-}
-
-impl Writer {
-    fn whole(&self) -> Whole {
-        *self.whole.lock()
-    }
-
-    /// Commits a tree: with its snapshot, or unfinished.
-    async fn commit(
-        &self,
-        tree: Id,
-        entry: &SnapshotEntry,
-        snapshot: Option<NewSnapshot>,
-    ) -> Result<RootCommit, RootError> {
-        // The tree holds every reference made so far, and no other reference is made during the
-        // commit.
-        let made = Whole {
-            tree,
-            totals: Totals {
-                inodes: entry.files,
-                bytes: entry.bytes,
-            },
-            is_nothing: false,
-        };
-        let is_snapshot = snapshot.is_some();
-        let is_apart = self.is_witnessed && !is_snapshot;
-        let shown = match is_apart {
-            true => *self.shown.lock(),
-            false => made,
-        };
-        let request = CommitRequest {
-            mark: self.ingest.mark(),
-            tree: (!shown.is_nothing).then_some(shown.tree),
-            building: is_apart.then_some(tree),
-            covered: 0,
-            covered_journal: None,
-            next_inode: self.next_inode,
-            inodes: shown.totals.inodes,
-            bytes: shown.totals.bytes,
-            clock: entry.time,
-            snapshot,
-        };
-        let is_whole = is_snapshot || is_apart;
-        // Until the outcome of the commit is known, the volume counts as whole only if it was so
-        // before and the commit keeps it so.
-        self.is_whole.fetch_and(is_whole, Ordering::Relaxed);
-        let mut rescues = Rescues::new(&self.ingest);
-        let committed = loop {
-            match self.committer.commit(request.clone()).await {
-                Err(error) if rescues.has_helped(&error).await => {}
-                committed => break committed?,
-            }
-        };
-        self.is_whole.store(is_whole, Ordering::Relaxed);
-        if is_snapshot {
-            *self.whole.lock() = made;
-            *self.shown.lock() = made;
-        }
-        Ok(committed)
-    }
-
-    /// After a failure, commits the last whole snapshot again, if its tree is still live and the
-    /// store can be reached.
-    async fn go_back(&self, entry: &SnapshotEntry) {
-        let tree = self.whole().tree;
-        if self.is_whole.load(Ordering::Relaxed)
-            || self.ingest.adopt_blob(Kind::Node, tree).await.is_err()
-        {
-            return;
-        }
-        match self.commit(tree, entry, None).await {
-            Ok(_) => self.is_whole.store(true, Ordering::Relaxed),
-            Err(error) => tracing::debug!("the volume stays as far as the copy came: {error}"),
-        }
-    }
-
-    /// Ends the session, unless the volume shows an unfinished tree. Then the session stays in the
-    /// root, so that the next copy finds out that a copy left it so.
-    async fn leave(self) {
-        if !self.is_whole.load(Ordering::Relaxed) {
-            return;
-        }
-        if let Err(error) = self.open.end().await {
-            tracing::warn!("the session stays in the root: {error}");
-        }
-    }
 }

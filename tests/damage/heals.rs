@@ -90,6 +90,7 @@ impl Pair {
                 steal: false,
                 accept_loss: false,
                 anew: false,
+                replaces: false,
                 commit_bytes: 1 << 30,
                 progress: &progress,
             };

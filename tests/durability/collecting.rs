@@ -52,6 +52,13 @@ pub async fn forget(repository: &Repository, name: &str) {
     forget_at(repository, name, repository.now()).await;
 }
 
+/// Forgets the snapshot "one".
+pub fn forget_one(bucket: &Bucket) {
+    bucket.work(bucket.memory.clone(), async |repository| {
+        forget(repository, "one").await;
+    });
+}
+
 /// Forgets a snapshot by a clock that the repository does not know.
 pub async fn forget_at(repository: &Repository, name: &str, clock: Timestamp) {
     let (handle, machine) = (&repository.handle, &repository.environment);

@@ -12,7 +12,7 @@ use bkfs::root::state::Volume;
 use bkfs::volume::requests::SnapshotRequest;
 use bkfs_store::MemoryStore;
 
-use crate::collecting::{forget, gc, snapshot, unlink};
+use crate::collecting::{forget_one, gc, snapshot, unlink};
 use crate::host::{Bucket, Host, Unsealed, noise, opening, runtime};
 
 const MIB: usize = 1 << 20;
@@ -68,6 +68,17 @@ fn copy(
     anew: bool,
     breaks: Option<u64>,
 ) -> Result<u64, ReplicateError> {
+    copy_as(from, to, names, (anew, false), breaks)
+}
+
+/// Copies as [`copy`] does. `options` are `anew` and `replaces`.
+fn copy_as(
+    from: &Bucket,
+    to: &Bucket,
+    names: &[&str],
+    (anew, replaces): (bool, bool),
+    breaks: Option<u64>,
+) -> Result<u64, ReplicateError> {
     let runtime = runtime();
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let done = runtime.block_on(async {
@@ -82,6 +93,7 @@ fn copy(
             steal: true,
             accept_loss: false,
             anew,
+            replaces,
             commit_bytes: MIB as u64,
             progress: &progress,
         };
@@ -130,6 +142,22 @@ fn shows(host: &Host, first: Option<&[u8]>, second: Option<&[u8]>) {
     assert!(
         host.read("second").as_deref() == second,
         "the second file is another"
+    );
+}
+
+/// Mounts a bucket for some work.
+fn mounted(bucket: &Bucket, work: impl FnOnce(&Host)) {
+    let host = bucket.host();
+    work(&host);
+    host.finish().expect("unmounted");
+}
+
+/// Checks that a copy is refused, because the target holds changes of its own.
+fn diverges(from: &Bucket, to: &Bucket) {
+    let diverged = copy(from, to, &[], false, None).expect_err("it holds changes");
+    assert!(
+        matches!(diverged, ReplicateError::Diverged { .. }),
+        "{diverged}"
     );
 }
 
@@ -200,11 +228,7 @@ fn a_volume_that_was_changed_starts_anew_when_it_is_told_to() {
         None,
         "a tree that no copy goes on with is kept"
     );
-    let diverged = copy(&from, &to, &[], false, None).expect_err("it holds changes");
-    assert!(
-        matches!(diverged, ReplicateError::Diverged { .. }),
-        "{diverged}"
-    );
+    diverges(&from, &to);
     let host = to.host();
     shows(&host, Some(&first), None);
     assert!(
@@ -228,38 +252,30 @@ fn a_copy_that_broke_off_at_once_gives_no_changes_up() {
     let from = source();
     let to = Bucket::new();
     copy(&from, &to, &["one"], false, None).expect("copied");
-    let host = to.host();
-    host.write("own", 0, noise(9, 1000));
-    host.finish().expect("unmounted");
+    mounted(&to, |host| host.write("own", 0, noise(9, 1000)));
     copy(&from, &to, &[], false, Some(0)).expect("it broke off");
-    let diverged = copy(&from, &to, &[], false, None).expect_err("it holds changes");
-    assert!(
-        matches!(diverged, ReplicateError::Diverged { .. }),
-        "{diverged}"
-    );
-    let host = to.host();
-    shows(&host, Some(&first), None);
-    assert_eq!(host.read("own"), Some(noise(9, 1000)));
-    host.finish().expect("unmounted");
+    diverges(&from, &to);
+    mounted(&to, |host| {
+        shows(host, Some(&first), None);
+        assert_eq!(host.read("own"), Some(noise(9, 1000)));
+    });
     is_clean(&to);
 }
 
 /// Retention on either side leaves a volume whose state no snapshot of the other side has.
 #[test]
 fn a_copy_goes_on_after_its_last_snapshot_was_forgotten() {
-    let (_, second) = contents();
+    let (first, second) = contents();
     for is_at_source in [true, false] {
         let from = source();
         let to = Bucket::new();
         copy(&from, &to, &["one"], false, None).expect("copied");
         let bucket = if is_at_source { &from } else { &to };
-        bucket.work(bucket.memory.clone(), async |repository| {
-            forget(repository, "one").await;
-        });
+        forget_one(bucket);
+        copy(&from, &to, &["two"], false, Some(2)).expect("it broke off");
+        mounted(&to, |host| shows(host, Some(&first), None));
         copy(&from, &to, &["two"], false, None).expect("nothing is lost");
-        let host = to.host();
-        shows(&host, None, Some(&second));
-        host.finish().expect("unmounted");
+        mounted(&to, |host| shows(host, None, Some(&second)));
         is_clean(&to);
     }
 }
@@ -270,13 +286,11 @@ fn what_is_older_than_the_newest_copy_keeps_nothing_from_being_copied() {
     let from = source();
     let to = Bucket::new();
     copy(&from, &to, &[], false, None).expect("copied");
-    to.work(to.memory.clone(), async |repository| {
-        forget(repository, "one").await;
+    forget_one(&to);
+    mounted(&from, |host| {
+        host.write("third", 0, noise(3, 1000));
+        snapshot(host, "three");
     });
-    let host = from.host();
-    host.write("third", 0, noise(3, 1000));
-    snapshot(&host, "three");
-    host.finish().expect("unmounted");
     copy(&from, &to, &[], false, None).expect("the others are copied");
     let names = to.work(to.memory.clone(), async |repository| {
         let kept = repository.snapshots().await.expect("listed");
@@ -295,27 +309,34 @@ fn a_snapshot_that_was_made_anew_takes_the_place_of_its_copy() {
     let from = source();
     let to = Bucket::new();
     copy(&from, &to, &[], false, None).expect("copied");
-    let host = from.host();
-    host.write("third", 0, noise(3, 1000));
-    replace(&host, "two");
-    host.finish().expect("unmounted");
-    copy(&from, &to, &[], false, None).expect("it is copied");
-    let host = to.host();
-    shows(&host, None, Some(&second));
-    assert_eq!(host.read("third"), Some(noise(3, 1000)));
-    host.finish().expect("unmounted");
-    let (kept, trash) = to.work(to.memory.clone(), async |repository| {
-        let kept = repository.snapshots().await.expect("listed");
+    mounted(&from, |host| {
+        host.write("third", 0, noise(3, 1000));
+        replace(host, "two");
+    });
+    let taken = copy(&from, &to, &[], false, None).expect_err("it was not told to");
+    assert!(matches!(taken, ReplicateError::Taken { .. }), "{taken}");
+    copy_as(&from, &to, &[], (false, true), None).expect("it is copied");
+    mounted(&to, |host| {
+        shows(host, None, Some(&second));
+        assert_eq!(host.read("third"), Some(noise(3, 1000)));
+    });
+    let trash = to.work(to.memory.clone(), async |repository| {
         let root = repository.handle.current().root.clone();
         let trash = repository.lists.known_trash(&root.trash).await;
-        let trash = trash
-            .expect("listed")
-            .iter()
-            .map(|shard| shard.len())
-            .sum::<usize>();
-        (kept.of_volume("main").len(), trash)
+        let trash = trash.expect("listed");
+        let now = repository.now();
+        let entries = trash.iter().flat_map(|shard| shard.iter());
+        let names = entries.map(|entry| {
+            let age = now.duration_since(entry.forgotten);
+            (entry.snapshot.name.clone(), age.as_secs() < 1000)
+        });
+        names.collect::<Vec<_>>()
     });
-    assert_eq!((kept, trash), (2, 1));
+    assert_eq!(
+        trash,
+        [("two".to_owned(), true)],
+        "forgotten by the clock of now"
+    );
     is_clean(&to);
 }
 
@@ -325,14 +346,14 @@ fn a_snapshot_of_the_target_is_not_replaced() {
     let from = source();
     let to = Bucket::new();
     copy(&from, &to, &["one"], false, None).expect("copied");
-    let host = to.host();
-    host.write("own", 0, noise(9, 1000));
-    snapshot(&host, "two");
-    host.finish().expect("unmounted");
-    let host = from.host();
-    host.wait(2.0);
-    replace(&host, "two");
-    host.finish().expect("unmounted");
-    let taken = copy(&from, &to, &[], false, None).expect_err("it has the name");
+    mounted(&to, |host| {
+        host.write("own", 0, noise(9, 1000));
+        snapshot(host, "two");
+    });
+    mounted(&from, |host| {
+        host.wait(2.0);
+        replace(host, "two");
+    });
+    let taken = copy_as(&from, &to, &[], (false, true), None).expect_err("it has the name");
     assert!(matches!(taken, ReplicateError::Taken { .. }), "{taken}");
 }

@@ -157,6 +157,7 @@ fn copy(from: &Bucket, to: &Bucket, accept_loss: bool) -> Result<(), ReplicateEr
             steal: true,
             accept_loss,
             anew: true,
+            replaces: false,
             commit_bytes: 1 << 20,
             progress: &CopyProgress::default(),
         };

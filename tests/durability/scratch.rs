@@ -290,6 +290,7 @@ fn a_drill_is_noted_on_its_snapshot_and_comes_along_with_a_copy() {
             steal: false,
             accept_loss: false,
             anew: false,
+            replaces: false,
             commit_bytes: 1 << 30,
             progress: &CopyProgress::default(),
         };

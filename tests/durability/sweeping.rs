@@ -10,7 +10,7 @@ use bkfs_store::{Layer, MemoryStore, Operation, Store, StoreError};
 use bkfs_testing::disk::SimulatedDisk;
 use bkfs_testing::fault::{Fault, Gate, Strike};
 
-use crate::collecting::{forget, gc, snapshot, unlink, with_snapshot_of};
+use crate::collecting::{forget_one, gc, snapshot, unlink, with_snapshot_of};
 use crate::host::{Bucket, Host, noise};
 use crate::layers::{PAGE, commit_pages, hold_reads, page_file};
 
@@ -19,12 +19,6 @@ fn beating(bucket: &Bucket) -> Host {
     let host = Host::spooling(bucket, &SimulatedDisk::new());
     host.beat();
     host
-}
-
-fn forget_one(bucket: &Bucket) {
-    bucket.work(bucket.memory.clone(), async |repository| {
-        forget(repository, "one").await;
-    });
 }
 
 /// Lets the host read the newest root, and do what it does then.

@@ -537,7 +537,14 @@ copy_goes_on_after_a_kill() {
   exits 0 bkfs put "$from" late "$FILES/small" --volume main --name late
   exits 0 bkfs put "$to" other "$FILES/small" --volume main --name newest
   exits 1 bkfs copy "$from" "$to"
-  says 'older than the newest snapshot of the target'
+  says 'older than the newest snapshot of the target' 'Make a new snapshot of the source'
+  # Once no snapshot keeps what the volume holds, only --anew gives it up.
+  exits 0 bkfs forget "$to" newest long
+  exits 0 bkfs gc "$to" --undelete-window 0s --yes-delete
+  exits 11 bkfs copy "$from" "$to"
+  says 'changes that are in no snapshot' '--anew'
+  exits 0 bkfs copy "$from" "$to" --anew
+  says 'left out main:long' 'copied main:late' 'copied 1 snapshots, 1 were already there, 1 were left out'
   exits 0 bkfs check --read-data "$to"
 }
 

@@ -1,0 +1,167 @@
+//! The session that writes a copy, and the commits that it makes.
+//!
+//! Owns: what the volume shows until a snapshot is whole. Does not own: what is copied (`mod`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bkfs_chunker::id::{Id, Kind};
+use bkfs_chunker::ingest::Ingest;
+use parking_lot::Mutex;
+
+use crate::root::commit::RootCommitter;
+use crate::root::commit_request::{CommitRequest, RootCommit};
+use crate::root::error::RootError;
+use crate::root::session::OpenSession;
+use crate::root::snapshots::{NewSnapshot, SnapshotEntry};
+use crate::volume::rescue::Rescues;
+use crate::volume::state::Totals;
+
+/// A tree of the target that is that of a snapshot, or empty.
+#[derive(Clone, Copy)]
+pub(super) struct Whole {
+    pub(super) tree: Id,
+    pub(super) totals: Totals,
+    /// True for a volume that has no tree yet.
+    pub(super) is_nothing: bool,
+}
+
+impl Whole {
+    /// Returns the tree of a snapshot of the target.
+    pub(super) fn of(tree: Id, snapshot: &SnapshotEntry) -> Whole {
+        Whole {
+            tree,
+            totals: Totals {
+                inodes: snapshot.files,
+                bytes: snapshot.bytes,
+            },
+            is_nothing: false,
+        }
+    }
+}
+
+/// What a session writes with.
+pub(super) struct Begun {
+    pub(super) ingest: Arc<Ingest>,
+    pub(super) committer: RootCommitter<Ingest>,
+    /// The tree of the last snapshot that both sides have, or an empty one.
+    pub(super) whole: Whole,
+    /// What the volume shows until a snapshot is whole.
+    pub(super) shown: Whole,
+    pub(super) next_inode: u64,
+    /// True if the root can hold an unfinished tree in a field of its own.
+    pub(super) is_witnessed: bool,
+    /// True if the volume's tree is no unfinished one.
+    pub(super) is_whole: bool,
+}
+
+impl Begun {
+    /// Returns the writer of a session.
+    pub(super) fn with(self, open: OpenSession) -> Writer {
+        Writer {
+            open,
+            ingest: self.ingest,
+            committer: self.committer,
+            whole: Mutex::new(self.whole),
+            shown: Mutex::new(self.shown),
+            next_inode: self.next_inode,
+            is_witnessed: self.is_witnessed,
+            is_whole: AtomicBool::new(self.is_whole),
+        }
+    }
+}
+
+/// The session that writes.
+pub(super) struct Writer {
+    open: OpenSession,
+    pub(super) ingest: Arc<Ingest>,
+    committer: RootCommitter<Ingest>,
+    /// The tree of the last snapshot that both sides have, or an empty one.
+    whole: Mutex<Whole>,
+    /// What the volume shows until a snapshot is whole.
+    shown: Mutex<Whole>,
+    next_inode: u64,
+    /// True if the root can hold an unfinished tree in a field of its own.
+    is_witnessed: bool,
+    /// True if the volume's tree is that of a snapshot, or empty.
+    is_whole: AtomicBool,
+}
+
+impl Writer {
+    pub(super) fn whole(&self) -> Whole {
+        *self.whole.lock()
+    }
+
+    /// Commits a tree: with its snapshot, or unfinished.
+    pub(super) async fn commit(
+        &self,
+        tree: Id,
+        entry: &SnapshotEntry,
+        snapshot: Option<NewSnapshot>,
+    ) -> Result<RootCommit, RootError> {
+        // The tree holds every reference made so far, and no other reference is made during the
+        // commit.
+        let made = Whole::of(tree, entry);
+        let is_snapshot = snapshot.is_some();
+        let is_apart = self.is_witnessed && !is_snapshot;
+        let shown = match is_apart {
+            true => *self.shown.lock(),
+            false => made,
+        };
+        let request = CommitRequest {
+            mark: self.ingest.mark(),
+            tree: (!shown.is_nothing).then_some(shown.tree),
+            building: is_apart.then_some(tree),
+            covered: 0,
+            covered_journal: None,
+            next_inode: self.next_inode,
+            inodes: shown.totals.inodes,
+            bytes: shown.totals.bytes,
+            clock: entry.time,
+            snapshot,
+        };
+        let is_whole = is_snapshot || is_apart;
+        // Until the outcome of the commit is known, the volume counts as whole only if it was so
+        // before and the commit keeps it so.
+        self.is_whole.fetch_and(is_whole, Ordering::Relaxed);
+        let mut rescues = Rescues::new(&self.ingest);
+        let committed = loop {
+            match self.committer.commit(request.clone()).await {
+                Err(error) if rescues.has_helped(&error).await => {}
+                committed => break committed?,
+            }
+        };
+        self.is_whole.store(is_whole, Ordering::Relaxed);
+        if is_snapshot {
+            *self.whole.lock() = made;
+            *self.shown.lock() = made;
+        }
+        Ok(committed)
+    }
+
+    /// After a failure, commits the last whole snapshot again, if its tree is still live and the
+    /// store can be reached.
+    pub(super) async fn go_back(&self, entry: &SnapshotEntry) {
+        let tree = self.whole().tree;
+        if self.is_whole.load(Ordering::Relaxed)
+            || self.ingest.adopt_blob(Kind::Node, tree).await.is_err()
+        {
+            return;
+        }
+        match self.commit(tree, entry, None).await {
+            Ok(_) => self.is_whole.store(true, Ordering::Relaxed),
+            Err(error) => tracing::debug!("the volume stays as far as the copy came: {error}"),
+        }
+    }
+
+    /// Ends the session, unless the volume shows an unfinished tree. Then the session stays in the
+    /// root, so that the next copy finds out that a copy left it so.
+    pub(super) async fn leave(self) {
+        if !self.is_whole.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = self.open.end().await {
+            tracing::warn!("the session stays in the root: {error}");
+        }
+    }
+}

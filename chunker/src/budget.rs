@@ -35,6 +35,19 @@ impl MemoryBudget {
         }
     }
 
+    /// Returns the division for a content store that is only read: fetches take as much again of
+    /// what writes would have. Reads from a distant store are as fast as the bytes on their way
+    /// allow.
+    #[must_use]
+    pub fn for_reading(self) -> Self {
+        let unused = self.write_bytes.saturating_sub(Self::LEAST_WRITE_BYTES);
+        Self {
+            write_bytes: self.write_bytes.min(Self::LEAST_WRITE_BYTES),
+            fetch_bytes: self.fetch_bytes + self.fetch_bytes.min(unused),
+            ..self
+        }
+    }
+
     /// Returns the part of [`MemoryBudget::fetch_bytes`] for stored bytes that are on their way: what
     /// decoding leaves. A distant store delays these, so their number decides how fast it is read.
     pub(crate) fn in_flight_bytes(&self) -> u64 {
@@ -45,6 +58,15 @@ impl MemoryBudget {
     /// processor time: a quarter, and at least half of the smallest budget.
     pub(crate) fn decoding_bytes(&self) -> u64 {
         (self.fetch_bytes / 4).max(Self::LEAST_FETCH_BYTES / 2)
+    }
+
+    /// Returns the most bytes of files that read-ahead may have requested at the same time. They are
+    /// decoded before they are asked for, so the cache must hold them.
+    pub(crate) fn prefetch_bytes(&self) -> u64 {
+        let held = self.cache_bytes / 8 * 7;
+        (self.fetch_bytes * 2)
+            .min(held)
+            .max(Self::LEAST_FETCH_BYTES)
     }
 
     /// Returns the most bytes of memory for the filters of runs, by which a writer decides whether

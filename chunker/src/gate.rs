@@ -2,7 +2,7 @@
 //!
 //! Owns the accounting only. `ingest` reserves bytes from the moment a new chunk is accepted until
 //! its pack is acknowledged. `hydrate` reserves bytes from the request for a range until the range
-//! is decoded.
+//! is decoded. It borrows bytes of writers that have none to write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,6 +15,17 @@ pub(crate) struct ByteGate {
     semaphore: Arc<Semaphore>,
     capacity: u64,
     peak: AtomicU64,
+    lent: AtomicU64,
+    lendable: u64,
+}
+
+/// Bytes that the owner of a [`ByteGate`] has lent. Dropping it returns them.
+#[derive(Debug)]
+pub(crate) struct Loan {
+    gate: Arc<ByteGate>,
+    bytes: u64,
+    /// `None` once it is returned.
+    reservation: Option<Reservation>,
 }
 
 /// Bytes reserved at a [`ByteGate`]. Dropping it releases them.
@@ -26,11 +37,18 @@ pub(crate) struct Reservation {
 impl ByteGate {
     /// Returns a gate of `capacity` bytes, or of `u32::MAX` bytes if that is less.
     pub(crate) fn new(capacity: u64) -> Self {
+        Self::lending(capacity, 0)
+    }
+
+    /// Same, of which `lendable` bytes may be lent.
+    pub(crate) fn lending(capacity: u64, lendable: u64) -> Self {
         let capacity = capacity.min(u64::from(u32::MAX));
         Self {
             semaphore: Arc::new(Semaphore::new(capacity as usize)),
             capacity,
             peak: AtomicU64::new(0),
+            lent: AtomicU64::new(0),
+            lendable: lendable.min(capacity),
         }
     }
 
@@ -56,14 +74,45 @@ impl ByteGate {
         Some(Reservation { permit })
     }
 
+    /// Lends `bytes` bytes, if all that may not be lent stays free. So the owner never waits for a
+    /// loan before it has used that.
+    pub(crate) fn lend(self: &Arc<Self>, bytes: u64) -> Option<Loan> {
+        let count = u32::try_from(bytes).ok()?;
+        let free = self.semaphore.available_permits() as u64;
+        if free < (self.capacity - self.lendable).saturating_add(bytes) {
+            return None;
+        }
+        // Counted before it is taken and until it is given back, so that no loan ever counts as
+        // used by the owner.
+        let lent = |lent: u64| Some(lent + bytes).filter(|lent| *lent <= self.lendable);
+        let (set, get) = (Ordering::Relaxed, Ordering::Relaxed);
+        self.lent.fetch_update(set, get, lent).ok()?;
+        let mut loan = Loan {
+            gate: Arc::clone(self),
+            bytes,
+            reservation: None,
+        };
+        let permit = Arc::clone(&self.semaphore).try_acquire_many_owned(count);
+        loan.reservation = Some(Reservation {
+            permit: permit.ok()?,
+        });
+        Some(loan)
+    }
+
     /// Returns the most bytes that can be reserved at once.
     pub(crate) fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// Returns the bytes that are reserved now.
+    /// Returns the most bytes that the owner can reserve while its loans last.
+    pub(crate) fn left(&self) -> u64 {
+        self.capacity - self.lent.load(Ordering::Relaxed)
+    }
+
+    /// Returns the bytes that are reserved now, without those that are lent.
     pub(crate) fn used(&self) -> u64 {
-        self.capacity - self.semaphore.available_permits() as u64
+        let taken = self.capacity - self.semaphore.available_permits() as u64;
+        taken.saturating_sub(self.lent.load(Ordering::Relaxed))
     }
 
     /// Returns the most bytes that were ever reserved at once.
@@ -73,6 +122,13 @@ impl ByteGate {
 
     fn note_peak(&self) {
         self.peak.fetch_max(self.used(), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        drop(self.reservation.take());
+        self.gate.lent.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -107,6 +163,29 @@ impl Reservation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_gate_lends_what_it_may_lend() {
+        let gate = Arc::new(ByteGate::lending(100, 50));
+        let loan = gate.lend(30).expect("70 stay free");
+        assert!(gate.lend(21).is_none(), "49 would stay free");
+        assert_eq!((gate.used(), gate.peak()), (0, 0), "the owner has none");
+        assert_eq!(gate.left(), 70);
+        let own = gate.try_reserve(60).expect("70 are free");
+        assert_eq!((gate.used(), gate.peak()), (60, 60));
+        assert!(gate.lend(1).is_none(), "the owner needs it");
+        assert!(gate.try_reserve(11).is_none(), "10 are free");
+        drop(loan);
+        assert_eq!(gate.used(), 60);
+        drop(own);
+        assert!(gate.lend(51).is_none());
+        assert!(gate.lend(50).is_some());
+        assert_eq!(gate.left(), 100);
+        assert!(
+            Arc::new(ByteGate::new(100)).lend(1).is_none(),
+            "it lends nothing"
+        );
+    }
 
     #[tokio::test]
     async fn a_gate_never_lets_more_through_than_it_holds() {

@@ -210,6 +210,12 @@ impl Access {
     /// than decoding what may be needed next.
     pub fn read_once(&mut self) {
         self.content_store.saves_requests = self.url.local_path().is_none();
+        self.only_read();
+    }
+
+    /// Prepares for reads only: they get memory that writes would have.
+    pub fn only_read(&mut self) {
+        self.content_store.memory = self.content_store.memory.for_reading();
     }
 }
 

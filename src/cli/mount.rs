@@ -195,7 +195,7 @@ fn bring_up(
         ..global.clone()
     };
     let (url, global) = &target_of_mount(&command.url, &asked)?;
-    let access = Access::of_mount(url, global, &settings)?;
+    let access = access_of(url, global, &options, &settings)?;
     let absent =
         |error: std::io::Error| Failure::new(format!("{}: {error}", command.mountpoint.display()));
     let mut may_create = settings.create;
@@ -247,6 +247,19 @@ fn bring_up(
     };
     reap_soon(&plan, runtime);
     Ok(plan.mount(runtime)?)
+}
+
+fn access_of(
+    url: &str,
+    global: &Global,
+    options: &MountOptions,
+    settings: &Settings,
+) -> Result<Access, Failure> {
+    let mut access = Access::of_mount(url, global, settings)?;
+    if options.flags.read_only || settings.snapshot.is_some() {
+        access.only_read();
+    }
+    Ok(access)
 }
 
 /// Checks the volume, and the trace that the user names: one that cannot be replayed is refused

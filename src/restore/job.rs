@@ -33,8 +33,8 @@ const PARTS_AT_ONCE: usize = 12;
 pub(super) const SMALL_FRAME_BYTES: u64 = 128 * 1024;
 
 /// Frames that small files in flight may hold at the same time, if no two of them share one:
-/// 192 MiB, which is what a mount may hold for writing.
-pub(super) const FRAMES_AT_ONCE: usize = 1536;
+/// 128 MiB.
+pub(super) const FRAMES_AT_ONCE: usize = 1024;
 
 /// Options of a restore.
 #[derive(Debug, Clone, Copy, Default)]

@@ -7,8 +7,8 @@ use std::ops::Range;
 /// The first window, in bytes: two of the kernel's largest requests.
 const FIRST_BYTES: u64 = 2 * 1024 * 1024;
 
-/// The largest window, in bytes: at 1 GB/s and 60 ms to the store it uses the full bandwidth.
-const LARGEST_BYTES: u64 = 64 * 1024 * 1024;
+/// The largest window, in bytes: at 1 GB/s and 90 ms to the store it uses the full bandwidth.
+const LARGEST_BYTES: u64 = 96 * 1024 * 1024;
 
 /// Bytes of a large window that may be read before it is filled up again: about the size of a
 /// request to the store. With half of the window instead, only the other half would be in flight
@@ -99,7 +99,8 @@ mod tests {
         let grown = lengths.iter().position(|length| *length == LARGEST_BYTES);
         assert!(grown.is_some_and(|at| at < 32), "{grown:?}");
         // Up to the point from which a full window would pass the end of the file.
-        let full = &lengths[grown.unwrap()..1024 - 64];
+        let last = (1024 * MIB - LARGEST_BYTES) / MIB;
+        let full = &lengths[grown.unwrap()..last as usize];
         assert!(
             full.iter()
                 .all(|length| *length > LARGEST_BYTES - STEP_BYTES)

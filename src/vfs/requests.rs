@@ -300,7 +300,8 @@ impl Vfs for BkfsVfs {
 /// Starts a task that fetches the bytes that are likely to be read next, while `range` itself is
 /// read.
 fn fetch_ahead(file: &OpenFile, view: &View, range: &Range<u64>, size: u64) {
-    let most = view.content_store().prefetch_bytes_max();
+    // The last window is being read while the next one is asked for.
+    let most = view.content_store().prefetch_bytes_max() / 4 * 3;
     let mut readahead = file.readahead.lock();
     let Some(ahead) = readahead.read(range, size, most) else {
         return;

@@ -1,4 +1,7 @@
 //! Memory cache of decoded values, bounded in bytes, with eviction of the least recently used.
+//!
+//! The first use of a value does not count as recent. What is read in sequence is used once, and
+//! else would drive out what was fetched ahead and comes next.
 
 use std::hash::Hash;
 
@@ -14,8 +17,15 @@ pub(crate) struct MemoryCache<K: Hash + Eq, V> {
 
 #[derive(Debug)]
 struct MemoryCacheState<K: Hash + Eq, V> {
-    entries: LruCache<K, (u64, V)>,
+    entries: LruCache<K, Entry<V>>,
     used: u64,
+}
+
+#[derive(Debug)]
+struct Entry<V> {
+    bytes: u64,
+    value: V,
+    is_used: bool,
 }
 
 impl<K: Hash + Eq, V: Clone> MemoryCache<K, V> {
@@ -32,7 +42,17 @@ impl<K: Hash + Eq, V: Clone> MemoryCache<K, V> {
 
     pub(crate) fn get(&self, key: &K) -> Option<V> {
         let mut state = self.state.lock();
-        state.entries.get(key).map(|(_, value)| value.clone())
+        let entry = state.entries.peek_mut(key)?;
+        let value = entry.value.clone();
+        if std::mem::replace(&mut entry.is_used, true) {
+            state.entries.promote(key);
+        }
+        Some(value)
+    }
+
+    /// Returns true if a value is cached. It does not count as used.
+    pub(crate) fn has(&self, key: &K) -> bool {
+        self.state.lock().entries.contains(key)
     }
 
     /// Caches a value that takes `bytes` bytes. A value larger than a quarter of the cache is not
@@ -43,21 +63,26 @@ impl<K: Hash + Eq, V: Clone> MemoryCache<K, V> {
         }
         let mut state = self.state.lock();
         state.used += bytes;
-        if let Some((_, (before, _))) = state.entries.push(key, (bytes, value)) {
-            state.used -= before;
+        let entry = Entry {
+            bytes,
+            value,
+            is_used: false,
+        };
+        if let Some((_, before)) = state.entries.push(key, entry) {
+            state.used -= before.bytes;
         }
         while state.used > self.limit {
-            let Some((_, (bytes, _))) = state.entries.pop_lru() else {
+            let Some((_, entry)) = state.entries.pop_lru() else {
                 break;
             };
-            state.used -= bytes;
+            state.used -= entry.bytes;
         }
     }
 
     pub(crate) fn remove(&self, key: &K) {
         let mut state = self.state.lock();
-        if let Some((bytes, _)) = state.entries.pop(key) {
-            state.used -= bytes;
+        if let Some(entry) = state.entries.pop(key) {
+            state.used -= entry.bytes;
         }
     }
 
@@ -71,15 +96,28 @@ impl<K: Hash + Eq, V: Clone> MemoryCache<K, V> {
 mod tests {
     use super::*;
 
+    /// A reader of a long file, 80 bytes behind what is fetched ahead.
+    #[test]
+    fn what_is_used_once_stays_in_its_order() {
+        let cache = MemoryCache::new(100);
+        for fetched in 0..50 {
+            cache.put(fetched, 10, fetched);
+            if let Some(read) = i32::checked_sub(fetched, 8).filter(|read| *read >= 0) {
+                assert_eq!(cache.get(&read), Some(read), "it was fetched in vain");
+            }
+        }
+    }
+
     #[test]
     fn the_bound_holds_and_the_least_used_goes_first() {
         let cache = MemoryCache::new(100);
         for key in 0..10 {
             cache.put(key, 10, key);
         }
-        assert_eq!((cache.used(), cache.get(&0)), (100, Some(0)));
+        assert_eq!((cache.used(), cache.get(&1)), (100, Some(1)));
+        assert_eq!((cache.get(&0), cache.get(&0)), (Some(0), Some(0)));
         cache.put(10, 20, 10);
-        assert_eq!(cache.get(&0), Some(0), "was used");
+        assert_eq!(cache.get(&0), Some(0), "was used twice");
         assert_eq!((cache.get(&1), cache.get(&2)), (None, None));
         cache.put(10, 5, 11);
         assert_eq!((cache.used(), cache.get(&10)), (85, Some(11)));

@@ -383,7 +383,7 @@ impl Reader {
             let bytes = u64::from(location.raw_length);
             if regions.contains(&region(&location))
                 && bytes <= room
-                && self.frames.get(&location.key()).is_none()
+                && !self.frames.has(&location.key())
                 && let (_, Some(duty)) = self.single_flight.board(location.key(), &trip.urgency)
             {
                 room -= bytes;

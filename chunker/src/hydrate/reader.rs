@@ -4,7 +4,7 @@
 //! own the choice of a copy, nor how it is fetched (`fetch`).
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
 use tokio::sync::Notify;
@@ -90,6 +90,8 @@ pub(crate) struct Reader {
     pub(super) regions: MemoryCache<Region, ()>,
     /// The pending blobs of the sessions that write here.
     pub(crate) pending: RwLock<Vec<PendingBlobs>>,
+    /// The memory of the sessions that write here, the oldest first. Fetches borrow of it.
+    pub(super) writers: RwLock<Vec<Weak<ByteGate>>>,
     /// Bounds the bytes of files that prefetches have requested.
     pub(crate) prefetch_gate: ByteGate,
     /// Bounds the memory of all fetches for which no caller waits. It is a part of that of all.
@@ -137,7 +139,8 @@ impl Reader {
             disk: parts.disk,
             pins: parts.pins,
             saves_requests: parts.saves_requests,
-            prefetch_gate: ByteGate::new(parts.memory.fetch_bytes),
+            prefetch_gate: ByteGate::new(parts.memory.prefetch_bytes()),
+            writers: RwLock::default(),
             prefetch_memory: ByteGate::new(parts.memory.fetch_bytes / PREFETCH_SHARE),
             hydration_gate: ByteGate::new(parts.memory.fetch_bytes / HYDRATION_SHARE),
             ahead_gate: {
@@ -160,11 +163,15 @@ impl Reader {
         }
     }
 
-    /// Makes the uncommitted blobs of a session readable.
-    pub(crate) fn register(&self, blobs: PendingBlobs) {
+    /// Makes the uncommitted blobs of a session readable, and its memory for writes one to borrow
+    /// from.
+    pub(crate) fn register(&self, blobs: PendingBlobs, memory: &Arc<ByteGate>) {
         let mut pending = self.pending.write();
         pending.retain(PendingBlobs::exists);
         pending.push(blobs);
+        let mut writers = self.writers.write();
+        writers.retain(|gate| gate.strong_count() > 0);
+        writers.push(Arc::downgrade(memory));
     }
 
     /// Makes the tables of pins and the room that they take known, after pins have changed.
@@ -182,7 +189,7 @@ impl Reader {
 
     /// Returns true if the frame is in memory.
     pub(crate) fn has_in_memory(&self, key: &FrameKey) -> bool {
-        self.frames.get(key).is_some()
+        self.frames.has(key)
     }
 
     /// Returns the opener of the pack that holds this copy.

@@ -35,7 +35,10 @@ impl Ingest {
     ) -> Self {
         let shared = Arc::clone(content_store.shared());
         let inner = Session::new(shared, session, spool);
-        content_store.shared().reader.register(inner.blobs());
+        content_store
+            .shared()
+            .reader
+            .register(inner.blobs(), &inner.gate);
         Self {
             content_store,
             name: session,

@@ -33,7 +33,7 @@ pub(super) struct Session {
     pub(super) shared: Arc<Runtime>,
     pending_index: Arc<Mutex<PendingIndex>>,
     /// The budget of accepted bytes.
-    pub(super) gate: ByteGate,
+    pub(super) gate: Arc<ByteGate>,
     /// The spool and the state of its use, if the session has one.
     pub(super) overflow: Option<Overflow>,
     /// The callers that wait for the write budget. The spool acts on them.
@@ -69,11 +69,17 @@ impl Session {
             }
         };
         let target = shared.config.pack_bytes.min(budget / PACKS_IN_BUDGET);
+        let lendable = match &overflow {
+            None => budget / 2,
+            // A store that does not answer gives no loan back, and the spool must have packs to
+            // take: besides those that are being sent, two that are open.
+            Some(overflow) => budget.saturating_sub(overflow.flight.capacity() + 2 * target),
+        };
         let backlog = Backlog::new(shared.workers.threads(), budget);
         Arc::new(Self {
             shared,
             pending_index: Arc::new(Mutex::new(PendingIndex::new(session, target))),
-            gate: ByteGate::new(budget),
+            gate: Arc::new(ByteGate::lending(budget, lendable)),
             overflow,
             demand,
             backlog,

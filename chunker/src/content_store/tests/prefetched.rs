@@ -315,3 +315,20 @@ async fn a_read_does_not_wait_for_the_memory_of_prefetches() {
     let most = store.shared.reader.fetch_gate.peak();
     assert!(most <= 10 * MIB as u64, "{most}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn prefetches_borrow_the_memory_of_an_idle_writer() {
+    for has_writer in [false, true] {
+        let mut world = World::new(38, true);
+        world.config.memory.fetch_bytes = 10 * MIB as u64;
+        let (pieces, store) = far_file(&mut world).await;
+        let writer = has_writer.then(|| world.ingest(&store));
+        let begun = tokio::time::Instant::now();
+        let room = store.prefetch(8 * MIB as u64).expect("there is room");
+        room.bring(&pieces).await;
+        let is_at_once = begun.elapsed() < Duration::from_millis(200);
+        assert_eq!(is_at_once, has_writer, "{:?}", begun.elapsed());
+        assert_eq!(store.metrics().pending_bytes, 0, "it is not to be written");
+        drop(writer);
+    }
+}

@@ -115,6 +115,33 @@ async fn an_outage_that_the_spool_absorbs_is_invisible_to_writers() {
     }
 }
 
+/// Reads hang as well, and hold memory that they have borrowed.
+#[tokio::test(start_paused = true)]
+async fn a_stalled_read_ahead_leaves_the_spool_its_memory() {
+    let mut world = World::new(67, true);
+    world.config.memory.cache_bytes = 64 << 20;
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
+    let file = noise(670, 24 * MIB);
+    let stored = store_file(&ingest, Profile::Grid, &file, MIB).await;
+    world.commit(&ingest).await;
+    let content_store = world.loaded().await;
+    let pieces = pieces(&stored);
+    let segments: Vec<Id> = pieces.iter().map(|piece| piece.target.id()).collect();
+    content_store.chunks_of(&segments).await.expect("reads");
+    let disk = SimulatedDisk::new();
+    let ingest = world.spooling(&content_store, &disk, 256 << 20).await;
+    world.bucket.script(|_, _| Verdict::Hang);
+    let room = content_store.prefetch(20 << 20).expect("there is room");
+    let read_ahead = tokio::spawn(async move { room.bring(&pieces).await });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let begin = Instant::now();
+    store_noise(&ingest, 671, 24).await;
+    let taken = begin.elapsed();
+    assert!(taken < Duration::from_secs(5), "{taken:?} for writers");
+    assert!(!read_ahead.is_finished());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_fast_store_needs_no_spool() {
     let mut world = World::new(61, true);

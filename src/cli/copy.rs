@@ -42,7 +42,7 @@ pub struct Copy {
     /// Copy only this snapshot; may be repeated (default: all that are newer than those of TO)
     #[arg(long = "snapshot", value_name = "NAME")]
     snapshots: Vec<String>,
-    /// Copy every volume
+    /// Copy every volume; one that cannot be copied keeps no other from being copied
     #[arg(long, conflicts_with = "snapshots")]
     all: bool,
     /// Commit after at most this many bytes, so that an interrupted copy does not send them again
@@ -78,8 +78,9 @@ const COMMIT_BYTES_MIN: u64 = 1 << 20;
 /// Copies the snapshots, and prints each of them.
 ///
 /// # Errors
-/// The [`Failure`] of either repository. Exit code 11 if the target's volume is held, or has
-/// changes that the copy did not make; 2 if both repositories are the same. Copied snapshots stay.
+/// The [`Failure`] of either repository, or of the first volume that cannot be copied. Exit code 11
+/// if the target's volume is held, or has changes that the copy did not make; 2 if both
+/// repositories are the same. Copied snapshots stay.
 pub fn run(command: Copy, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let started = Instant::now();
@@ -97,8 +98,8 @@ pub fn run(command: Copy, global: &Global, output: &Output) -> Result<(), Failur
         let progress = Arc::new(CopyProgress::default());
         let bar = follow(output, progress.clone());
         let mut outcomes = Vec::new();
-        let mut result = Ok(());
-        for volume in &volumes {
+        let mut failed: Option<Failure> = None;
+        for (number, volume) in volumes.iter().enumerate() {
             let replication = Replication {
                 from: &from,
                 to: &to,
@@ -112,14 +113,27 @@ pub fn run(command: Copy, global: &Global, output: &Output) -> Result<(), Failur
                 progress: &progress,
             };
             let mut done = |outcome: &Outcome| outcomes.push(outcome.clone());
-            result = replication.run(&mut done).await;
-            if result.is_err() {
+            let Err(error) = replication.run(&mut done).await else {
+                continue;
+            };
+            if command.all {
+                output.warning(format_args!("volume {volume:?} is not copied: {error}"));
+            }
+            if !error.is_of_volume() {
+                let others = volumes.len() - number - 1;
+                if others > 0 {
+                    output.warning(format_args!("{others} other volumes were not tried"));
+                }
+                failed = Some(failure(error));
                 break;
             }
+            failed.get_or_insert(failure(error));
         }
         bar.finish().await;
         show(&outcomes, output)?;
-        result.map_err(failure)?;
+        if let Some(failed) = failed {
+            return Err(failed);
+        }
         let uploaded = to.content_store.metrics().bytes_uploaded;
         summary(&outcomes, uploaded, started.elapsed().as_secs_f64(), output);
         Ok(())

@@ -269,6 +269,7 @@ fn entry_of(id: Id, record: &CommitRecord, taken: &Taken) -> SnapshotEntry {
         recovered: record.is_snapshot_only(),
         rebuilt: false,
         drill: None,
+        origin: None,
     }
 }
 

@@ -27,6 +27,7 @@ use bkfs_chunker::ingest::Ingest;
 
 use crate::maintain::recovery_bases::record_of;
 use crate::mounting::format;
+use crate::replicate::copies::Sides;
 pub use crate::replicate::outcome::{Outcome, ReplicateError};
 use crate::replicate::progress::CopyProgress;
 use crate::replicate::tree::{Ends, Translation};
@@ -34,7 +35,7 @@ use crate::replicate::writer::{Begun, Whole, Writer};
 use crate::repository::Repository;
 use crate::root::commit::RootCommitter;
 use crate::root::commit_request::RootCommit;
-use crate::root::error::RootError;
+use crate::root::error::{ErrorKind, RootError};
 use crate::root::record::Replayed;
 use crate::root::repository::{probe, probe_lock};
 use crate::root::request::VolumeRequest;
@@ -46,7 +47,9 @@ use crate::tree::map::Tree;
 use crate::volume::ROOT_INODE;
 use crate::volume::error::VolumeError;
 use crate::volume::state::Totals;
+use crate::volumes::{next_inode, unused_inode};
 
+mod copies;
 mod outcome;
 pub mod progress;
 mod tree;
@@ -88,6 +91,8 @@ struct CopyPlan {
     /// Pairs of trees, in the source and in the target, of snapshots that both have; the newest
     /// last.
     common: Vec<(Id, Whole)>,
+    /// The newest of these in the target that was the state of the volume.
+    state: Option<Whole>,
     /// Names that the target has already.
     present: HashSet<String>,
     /// The trees of all snapshots of the target's volume.
@@ -105,7 +110,8 @@ impl Replication<'_> {
     /// The first error, of any variant of [`ReplicateError`]. Snapshots that were copied before it
     /// stay.
     pub async fn run(&self, done: &mut (dyn FnMut(&Outcome) + Send)) -> Result<(), ReplicateError> {
-        if self.from.handle.current().root.repository == self.to.handle.current().root.repository {
+        let sides = self.sides();
+        if sides.from == sides.to {
             return Err(ReplicateError::Same);
         }
         let plan = self.plan().await?;
@@ -133,10 +139,18 @@ impl Replication<'_> {
         copied
     }
 
+    fn sides(&self) -> Sides {
+        Sides {
+            from: self.from.handle.current().root.repository,
+            to: self.to.handle.current().root.repository,
+        }
+    }
+
     async fn plan(&self) -> Result<CopyPlan, ReplicateError> {
         let source = self.from.snapshots().await?;
         let target = self.to.snapshots().await?;
         let forgotten = self.forgotten(self.from).await?;
+        let sides = self.sides();
         let mut wanted: Vec<SnapshotEntry> = match self.names {
             [] => source.of_volume(self.volume).into_iter().cloned().collect(),
             names => names
@@ -149,6 +163,7 @@ impl Replication<'_> {
         let mut plan = CopyPlan {
             wanted,
             common: Vec::new(),
+            state: None,
             present: HashSet::new(),
             kept: HashSet::new(),
             left_out: Vec::new(),
@@ -158,17 +173,25 @@ impl Replication<'_> {
         ours.sort_by_key(|entry| (entry.time, entry.generation));
         for there in &ours {
             let name = there.name.clone();
-            let is_source = |here: &&SnapshotEntry| here.name == name && is_copy(here, there);
+            let is_source = |here: &&SnapshotEntry| here.name == name && sides.is_copy(here, there);
             let copied = source.named(self.volume, &name).filter(is_source);
             let copied = copied.or_else(|| forgotten.iter().find(is_source));
             if let Some((here, tree)) = copied.and_then(|here| Some((here.tree?, there.tree?))) {
-                plan.common.push((here, Whole::of(tree, there)));
+                let whole = Whole::of(tree, there);
+                plan.common.push((here, whole));
+                if !there.recovered {
+                    plan.state = Some(whole);
+                }
             }
             match plan.wanted.iter().find(|entry| entry.name == name) {
                 None => {}
-                Some(here) if is_copy(here, there) => {}
-                // The source has made it anew, and forgotten the one that was copied.
-                Some(_) if self.replaces && copied.is_some() => {
+                Some(here) if sides.is_copy(here, there) => {}
+                // The source has made it anew: it still has the one that was copied in its trash,
+                // or the copy notes where it came from.
+                Some(here)
+                    if self.replaces
+                        && (copied.is_some() || sides.is_copy_of_older(here, there)) =>
+                {
                     plan.replaced.insert(name);
                 }
                 Some(_) => return Err(ReplicateError::Taken { name }),
@@ -231,7 +254,7 @@ impl Replication<'_> {
         let processes = to.environment.processes.clone();
         let open = OpenSession::open(handle, holder, Some(request), processes.as_ref()).await?;
         match self.begin(&open).await {
-            Ok((begun, plan)) => Ok((begun.with(open), plan)),
+            Ok((begun, plan)) => Ok((begun.with(open, to.clone(), self.volume), plan)),
             Err(error) => {
                 if let Err(left) = open.end().await {
                     tracing::warn!("the session stays in the root: {left}");
@@ -298,9 +321,8 @@ impl Replication<'_> {
             committer: committer.replaying(replayed.collect()),
             ingest,
             whole,
-            shown: shown.unwrap_or(whole),
+            shown: shown.or(plan.state).unwrap_or(nothing),
             next_inode: self.from.volume_entry(self.volume).next_inode,
-            is_witnessed: to.handle.current().root.chain.is_some(),
             is_whole: is_known || !is_unfinished,
         };
         Ok((begun, plan))
@@ -407,8 +429,22 @@ impl Replication<'_> {
                 is_of_source: true,
                 ..drill
             }),
+            origin: Some(self.sides().origin(entry)),
         };
-        Ok(writer.commit(tree, entry, Some(snapshot)).await?)
+        if !(entry.recovered && writer.is_witnessed()) {
+            return Ok(writer.commit(tree, entry, Some(snapshot)).await?);
+        }
+        // Its tree has numbers of a session that is not in the volume's history.
+        let next_inode = match next_inode(self.from, entry).await {
+            Ok(next_inode) => next_inode,
+            // Without its record, the tree says what it uses.
+            Err(error) if error.kind() == ErrorKind::Damaged => {
+                unused_inode(self.from, entry).await?
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let made = (tree, next_inode);
+        Ok(writer.commit_apart(made, entry, snapshot).await?)
     }
 
     /// Returns the tree of a snapshot in the target. It is built over `base`, which both
@@ -450,16 +486,6 @@ impl Replication<'_> {
         }
         Ok(translation.tree())
     }
-}
-
-/// Returns true if one entry is the copy of the other. A copy keeps the time, and no two snapshots
-/// of a volume have one name.
-fn is_copy(here: &SnapshotEntry, there: &SnapshotEntry) -> bool {
-    let facts = |entry: &SnapshotEntry| {
-        let who = (entry.host.clone(), entry.user.clone());
-        (entry.time, who, entry.files, entry.bytes)
-    };
-    facts(here) == facts(there)
 }
 
 /// Returns the command that the holder of a copy from that repository shows.

@@ -1,6 +1,6 @@
 //! What a copy of snapshots comes to.
 
-use crate::root::error::RootError;
+use crate::root::error::{ErrorKind, RootError};
 use crate::root::snapshots::SnapshotEntry;
 use crate::volume::error::VolumeError;
 
@@ -43,6 +43,25 @@ pub enum ReplicateError {
         /// Name of the snapshot.
         name: String,
     },
+}
+
+impl ReplicateError {
+    /// Returns true if other volumes may be copied nevertheless. False if the store fails, the
+    /// outcome of a change is unknown, or there is nothing to copy between.
+    pub fn is_of_volume(&self) -> bool {
+        match self {
+            Self::Diverged { .. }
+            | Self::Unreplayed { .. }
+            | Self::Older { .. }
+            | Self::Taken { .. } => true,
+            Self::Same => false,
+            Self::Volume(error) => error.is_damage(),
+            Self::Root(error) => matches!(
+                error.kind(),
+                ErrorKind::Held | ErrorKind::Fenced | ErrorKind::Damaged | ErrorKind::Refused
+            ),
+        }
+    }
 }
 
 /// The result for one snapshot.

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bkfs_chunker::id::{Id, Kind};
-use bkfs_chunker::ingest::Ingest;
+use bkfs_chunker::ingest::{Ingest, Mark};
 use parking_lot::Mutex;
 
+use crate::repository::Repository;
 use crate::root::commit::RootCommitter;
 use crate::root::commit_request::{CommitRequest, RootCommit};
 use crate::root::error::RootError;
@@ -49,23 +50,22 @@ pub(super) struct Begun {
     /// What the volume shows until a snapshot is whole.
     pub(super) shown: Whole,
     pub(super) next_inode: u64,
-    /// True if the root can hold an unfinished tree in a field of its own.
-    pub(super) is_witnessed: bool,
     /// True if the volume's tree is no unfinished one.
     pub(super) is_whole: bool,
 }
 
 impl Begun {
-    /// Returns the writer of a session.
-    pub(super) fn with(self, open: OpenSession) -> Writer {
+    /// Returns the writer of a session that writes a volume of the repository `to`.
+    pub(super) fn with(self, open: OpenSession, to: Arc<Repository>, volume: &str) -> Writer {
         Writer {
             open,
+            to,
+            volume: volume.to_owned(),
             ingest: self.ingest,
             committer: self.committer,
             whole: Mutex::new(self.whole),
             shown: Mutex::new(self.shown),
             next_inode: self.next_inode,
-            is_witnessed: self.is_witnessed,
             is_whole: AtomicBool::new(self.is_whole),
         }
     }
@@ -74,6 +74,8 @@ impl Begun {
 /// The session that writes.
 pub(super) struct Writer {
     open: OpenSession,
+    to: Arc<Repository>,
+    volume: String,
     pub(super) ingest: Arc<Ingest>,
     committer: RootCommitter<Ingest>,
     /// The tree of the last snapshot that both sides have, or an empty one.
@@ -81,8 +83,6 @@ pub(super) struct Writer {
     /// What the volume shows until a snapshot is whole.
     shown: Mutex<Whole>,
     next_inode: u64,
-    /// True if the root can hold an unfinished tree in a field of its own.
-    is_witnessed: bool,
     /// True if the volume's tree is that of a snapshot, or empty.
     is_whole: AtomicBool,
 }
@@ -92,6 +92,12 @@ impl Writer {
         *self.whole.lock()
     }
 
+    /// Returns true if the root can hold an unfinished tree in a field of its own, and marks of
+    /// snapshots that never were a volume's state.
+    pub(super) fn is_witnessed(&self) -> bool {
+        self.to.handle.current().root.chain.is_some()
+    }
+
     /// Commits a tree: with its snapshot, or unfinished.
     pub(super) async fn commit(
         &self,
@@ -99,44 +105,102 @@ impl Writer {
         entry: &SnapshotEntry,
         snapshot: Option<NewSnapshot>,
     ) -> Result<RootCommit, RootError> {
-        // The tree holds every reference made so far, and no other reference is made during the
-        // commit.
         let made = Whole::of(tree, entry);
         let is_snapshot = snapshot.is_some();
-        let is_apart = self.is_witnessed && !is_snapshot;
+        let is_apart = self.is_witnessed() && !is_snapshot;
         let shown = match is_apart {
-            true => *self.shown.lock(),
+            true => self.shown_and_live().await?,
             false => made,
         };
-        let request = CommitRequest {
-            mark: self.ingest.mark(),
-            tree: (!shown.is_nothing).then_some(shown.tree),
-            building: is_apart.then_some(tree),
-            covered: 0,
-            covered_journal: None,
-            next_inode: self.next_inode,
-            inodes: shown.totals.inodes,
-            bytes: shown.totals.bytes,
-            clock: entry.time,
-            snapshot,
-        };
+        let mut request = self.request(entry, (tree, self.next_inode), snapshot);
+        request.tree = (!shown.is_nothing).then_some(shown.tree);
+        request.building = is_apart.then_some(tree);
+        (request.inodes, request.bytes) = (shown.totals.inodes, shown.totals.bytes);
         let is_whole = is_snapshot || is_apart;
         // Until the outcome of the commit is known, the volume counts as whole only if it was so
         // before and the commit keeps it so.
         self.is_whole.fetch_and(is_whole, Ordering::Relaxed);
-        let mut rescues = Rescues::new(&self.ingest);
-        let committed = loop {
-            match self.committer.commit(request.clone()).await {
-                Err(error) if rescues.has_helped(&error).await => {}
-                committed => break committed?,
-            }
-        };
+        let committed = self.make(&self.committer, request).await?;
         self.is_whole.store(is_whole, Ordering::Relaxed);
         if is_snapshot {
             *self.whole.lock() = made;
             *self.shown.lock() = made;
         }
         Ok(committed)
+    }
+
+    /// Commits a snapshot that never was the volume's state. The volume shows what it did before.
+    /// `tree` comes with the lowest inode number that it never used.
+    ///
+    /// A commit of the volume comes first. It gives up what is to be shown no more, which such a
+    /// snapshot cannot, and is what the snapshot's record follows. Killed between the two, the next
+    /// copy still finds the snapshot missing.
+    pub(super) async fn commit_apart(
+        &self,
+        tree: (Id, u64),
+        entry: &SnapshotEntry,
+        snapshot: NewSnapshot,
+    ) -> Result<RootCommit, RootError> {
+        let before = self.commit(tree.0, entry, None).await?;
+        let committer = RootCommitter::snapshot_only(
+            self.to.handle.clone(),
+            self.to.lists.clone(),
+            self.open.id(),
+            &self.volume,
+            self.ingest.clone(),
+            Some(before.record),
+        );
+        let request = self.request(entry, tree, Some(snapshot));
+        let committed = self.make(&committer, request).await?;
+        *self.whole.lock() = Whole::of(tree.0, entry);
+        Ok(committed)
+    }
+
+    /// Returns what the volume shows, once the next commit is sure to check that it is live: its
+    /// snapshot may be forgotten meanwhile (rule 3). What the volume holds is live as it is.
+    async fn shown_and_live(&self) -> Result<Whole, RootError> {
+        let shown = *self.shown.lock();
+        let held = self.to.volume_entry(&self.volume).tree;
+        if !shown.is_nothing && held != Some(shown.tree) {
+            self.ingest.adopt_blob(Kind::Node, shown.tree).await?;
+        }
+        Ok(shown)
+    }
+
+    fn request(
+        &self,
+        entry: &SnapshotEntry,
+        (tree, next_inode): (Id, u64),
+        snapshot: Option<NewSnapshot>,
+    ) -> CommitRequest<Mark> {
+        CommitRequest {
+            // The tree holds every reference made so far, and no other reference is made during the
+            // commit.
+            mark: self.ingest.mark(),
+            tree: Some(tree),
+            building: None,
+            covered: 0,
+            covered_journal: None,
+            next_inode,
+            inodes: entry.files,
+            bytes: entry.bytes,
+            clock: entry.time,
+            snapshot,
+        }
+    }
+
+    async fn make(
+        &self,
+        committer: &RootCommitter<Ingest>,
+        request: CommitRequest<Mark>,
+    ) -> Result<RootCommit, RootError> {
+        let mut rescues = Rescues::new(&self.ingest);
+        loop {
+            match committer.commit(request.clone()).await {
+                Err(error) if rescues.has_helped(&error).await => {}
+                committed => return committed,
+            }
+        }
     }
 
     /// After a failure, commits the last whole snapshot again, if its tree is still live and the

@@ -274,12 +274,8 @@ impl<U: Uploads> RootCommitter<U> {
     fn name_new_holder(&self, error: RootError) -> RootError {
         match error {
             RootError::Refused(Refusal::Fenced { by: None }) => {
-                match self
-                    .handle
-                    .current()
-                    .root
-                    .require_holder(self.session, &self.volume)
-                {
+                let view = self.handle.current();
+                match view.root.require_holder(self.session, &self.volume) {
                     Err(refusal) => refusal.into(),
                     Ok(_) => Refusal::Fenced { by: None }.into(),
                 }
@@ -544,15 +540,18 @@ impl<U: Uploads> CommitCas<'_, U> {
         let index = (self.pending.packs.finish_for(uploads, &absorbable)).await?;
         self.require_relied_on(next).await?;
         let finished = self.finished()?;
+        // The snapshot keeps what the session has built for it.
+        let (session, volume) = (self.committer.session, &self.committer.volume);
+        let built = next.take_built(session, volume, self.request.tree);
         let state = Volume {
             tree: self.request.tree,
             commit: Some(self.pending.record),
             inodes: self.request.inodes,
             bytes: self.request.bytes,
-            unsnapshotted_bytes: finished.new_bytes,
+            unsnapshotted_bytes: finished.new_bytes + built,
             ..Volume::default()
         };
-        next.raise_floor(self.committer.session, finished.floor);
+        next.raise_floor(session, finished.floor);
         next.change_index(&index)?;
         if let Some(request) = &self.request.snapshot {
             self.add_snapshot(next, &state, request).await?;

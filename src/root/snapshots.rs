@@ -18,6 +18,7 @@ use super::wire;
 use crate::retain::Dated;
 use crate::when::When;
 use bkfs_chunker::catalog::name_bytes;
+use bkfs_chunker::crypto::RepositoryId;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::pack::PackName;
 use jiff::Timestamp;
@@ -90,6 +91,25 @@ pub struct SnapshotEntry {
     /// field drops it with the next rewrite of the list, which loses a note and no data.
     #[n(15)]
     pub drill: Option<Drill>,
+    /// The snapshot that it is a copy of; absent if it was made here. A program that does not know
+    /// the field drops it as it drops `drill`.
+    #[n(16)]
+    pub origin: Option<Origin>,
+}
+
+/// Where a snapshot was made, and as which.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub struct Origin {
+    /// The repository.
+    #[cbor(n(0), with = "wire::repository")]
+    pub repository: RepositoryId,
+    /// The record of the commit that made it.
+    #[cbor(n(1), with = "wire::id")]
+    pub commit: Id,
+    /// The generation of the root that made it.
+    #[n(2)]
+    pub generation: u64,
 }
 
 /// The result of a drill: a command that ran on a clone of a snapshot.
@@ -341,6 +361,8 @@ pub struct NewSnapshot {
     pub replaced_at: Option<Timestamp>,
     /// The drill of the snapshot that it is a copy of.
     pub drill: Option<Drill>,
+    /// The snapshot that it is a copy of.
+    pub origin: Option<Origin>,
 }
 
 /// Checks that a new snapshot of `volume` may have this name and these tags. Without a name it will
@@ -441,6 +463,7 @@ pub fn new_entry(
         recovered: request.recovered && next.chain.is_some(),
         rebuilt: false,
         drill: request.drill.clone(),
+        origin: request.origin,
     })
 }
 
@@ -465,6 +488,7 @@ impl SnapshotEntry {
             recovered: false,
             rebuilt: false,
             drill: None,
+            origin: None,
         }
     }
 }

@@ -456,6 +456,20 @@ impl Root {
         }
     }
 
+    /// Takes the tree that a copy is building out of a volume that the session holds, if it is
+    /// `tree`. Returns the bytes that were added to the bucket for it.
+    pub fn take_built(&mut self, id: SessionId, volume: &str, tree: Option<Id>) -> u64 {
+        let held = self.volumes.get_mut(volume);
+        let is_built = |held: &&mut Volume| {
+            held.holder == Some(id) && held.building.is_some() && held.building == tree
+        };
+        let Some(held) = held.filter(is_built) else {
+            return 0;
+        };
+        held.building = None;
+        std::mem::take(&mut held.unsnapshotted_bytes)
+    }
+
     /// Checks that the session is live, holds `volume`, and `parent` is the record of the volume's
     /// last commit.
     ///

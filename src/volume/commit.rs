@@ -327,6 +327,7 @@ impl Committer {
                 replaces: request.replaces,
                 replaced_at: None,
                 drill: None,
+                origin: None,
             }),
         })
     }

@@ -161,19 +161,33 @@ async fn find_in(
 
 /// Returns the lowest inode number that the tree of a snapshot never used, as its commit record
 /// says. A record that a repair made anew does not say it; then the tree does.
-async fn next_inode(repository: &Repository, entry: &SnapshotEntry) -> Result<u64, RootError> {
+pub(crate) async fn next_inode(
+    repository: &Repository,
+    entry: &SnapshotEntry,
+) -> Result<u64, RootError> {
     let key = format!("commit record {}", entry.commit);
     let record = record_of(repository, entry).await?;
     if record.tree != entry.tree {
         let reason = format!("its tree is not that of snapshot {:?}", entry.name);
         return Err(RootError::damaged(&key, reason));
     }
-    if record.next_inode >= FIRST_FREE_INODE {
+    // Copies of recovered snapshots have the numbers of a volume in records of older programs.
+    if record.next_inode >= FIRST_FREE_INODE && !entry.recovered {
         return Ok(record.next_inode);
     }
+    let unused = unused_inode(repository, entry).await?;
+    Ok(record.next_inode.max(unused))
+}
+
+/// Returns the lowest inode number above all that the tree of a snapshot uses.
+pub(crate) async fn unused_inode(
+    repository: &Repository,
+    entry: &SnapshotEntry,
+) -> Result<u64, RootError> {
     let Some(tree) = entry.tree else {
         return Ok(FIRST_FREE_INODE);
     };
+    let key = format!("the tree of snapshot {:?}", entry.name);
     let damaged = |reason: &dyn std::fmt::Display| RootError::damaged(&key, reason);
     let nodes = repository.nodes.as_ref();
     let last = Tree::new(tree).last_in(nodes, key::everything()).await;
@@ -230,6 +244,7 @@ pub async fn remove(
         replaces: false,
         replaced_at: None,
         drill: None,
+        origin: None,
     };
     let uploads = (&ingest, ingest.mark());
     let request = (volume, &last, may_forget);

@@ -30,7 +30,7 @@ fn recovered_in(host: &Host) -> Vec<String> {
 }
 
 /// Closes a file that only the spool gets, because the store stands still.
-fn close_in_the_spool(host: &Host, name: &str, seed: u64) -> Gate {
+pub fn close_in_the_spool(host: &Host, name: &str, seed: u64) -> Gate {
     let gate = Gate::new();
     let held = Strike::with(Fault::HoldBefore(gate.clone())).on_writes();
     host.faults.plan(held.always());

@@ -6,7 +6,7 @@ use bkfs::root::heartbeat::Beat;
 use bkfs::root::journal::JournalEntry;
 use bkfs::root::record::{CommitRecord, RecordedSnapshot, Replayed};
 use bkfs::root::shard::{ListRef, decode_shard, encode_shard};
-use bkfs::root::snapshots::{Drill, PackEntry, SnapshotEntry, TrashEntry};
+use bkfs::root::snapshots::{Drill, Origin, PackEntry, SnapshotEntry, TrashEntry};
 use bkfs::root::state::{
     Condemned, HolderInfo, RecoveryBase, Root, RuleHash, Session, SessionId, SessionState, SpoolId,
     Volume,
@@ -125,6 +125,7 @@ fn snapshot(tree: Option<Id>) -> SnapshotEntry {
         recovered: false,
         rebuilt: false,
         drill: None,
+        origin: None,
     }
 }
 
@@ -262,6 +263,17 @@ fn lists() {
     ];
     let frozen = fixed("list-drilled.bin", &encode_shard(drilled.clone()));
     assert_eq!(decode_shard(&frozen), Ok(drilled));
+
+    let copied = vec![SnapshotEntry {
+        origin: Some(Origin {
+            repository: RepositoryId([0x0d; 16]),
+            commit: Id([0x0e; 32]),
+            generation: 4321,
+        }),
+        ..snapshot(Some(Id([0xaa; 32])))
+    }];
+    let frozen = fixed("list-copied.bin", &encode_shard(copied.clone()));
+    assert_eq!(decode_shard(&frozen), Ok(copied));
 
     let nonces = vec![NonceEntry(*b"nonce 10"), NonceEntry(*b"nonce 11")];
     let frozen = fixed("list-nonces.bin", &encode_shard(nonces.clone()));

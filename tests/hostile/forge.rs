@@ -198,6 +198,7 @@ impl Forger {
                 replaces: false,
                 replaced_at: None,
                 drill: None,
+                origin: None,
             }),
         };
         let committed = self.runtime.block_on(self.committer.commit(request));

@@ -545,6 +545,27 @@ copy_goes_on_after_a_kill() {
   says 'changes that are in no snapshot' '--anew'
   exits 0 bkfs copy "$from" "$to" --anew
   says 'left out main:long' 'copied main:late' 'copied 1 snapshots, 1 were already there, 1 were left out'
+  exits 0 bkfs copy "$from" "$to" --json -q
+  [ "$(jq -sc 'map([.name, .copied, .left_out])' "$SUITE_TMP/output")" = \
+    '[["shorter",false,false],["late",false,false],["long",false,true]]' ] ||
+    wrong "$(cat "$SUITE_TMP/output")"
+  exits 0 bkfs check --read-data "$to"
+}
+
+copy_all_goes_on() {
+  local from=$SUITE_TMP/all to=$SUITE_TMP/all-copied
+  init_local "$from"
+  init_local "$to"
+  for volume in first second; do
+    exits 0 bkfs put "$from" file "$FILES/small" --volume "$volume" --name "of-$volume"
+  done
+  # What the target has in this volume is in no snapshot.
+  exits 0 bkfs put "$to" own "$FILES/small" --volume first --name gone
+  exits 0 bkfs forget "$to" --volume first gone
+  exits 0 bkfs gc "$to" --undelete-window 0s --yes-delete
+  exits 11 bkfs copy "$from" "$to" --all
+  says 'volume "first" is not copied' 'copied second:of-second' 'changes that are in no snapshot'
+  bkfs dump "$to" --volume second of-second:/file | cmp - "$FILES/small"
   exits 0 bkfs check --read-data "$to"
 }
 
@@ -567,4 +588,5 @@ case_of "master keys are rotated" master_keys_are_rotated
 case_of "keys of strangers cost nothing" keys_of_strangers_cost_nothing
 case_of "copy makes the same snapshots" copy_makes_the_same_snapshots
 case_of "copy goes on after a kill" copy_goes_on_after_a_kill
+case_of "copy goes on with the other volumes" copy_all_goes_on
 print_table

@@ -58,6 +58,7 @@ prop_compose! {
             new_bytes: numbers.2, generation: numbers.3, recovered: numbers.3 % 2 == 1,
             rebuilt: numbers.3 % 3 == 1,
             drill: None,
+            origin: None,
         }
     }
 }

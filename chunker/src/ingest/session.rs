@@ -27,6 +27,10 @@ use crate::spool::Spool;
 /// frames must never fill it.
 const PACKS_IN_BUDGET: u64 = 6;
 
+/// The most that is on its way into open packs, in bytes: a batch of a caller of 8 MiB, and two
+/// frames of the largest blobs, which have 4 MiB.
+const GATHERED_BYTES: u64 = 16 << 20;
+
 /// A session, shared by its tasks.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -71,9 +75,13 @@ impl Session {
         let target = shared.config.pack_bytes.min(budget / PACKS_IN_BUDGET);
         let lendable = match &overflow {
             None => budget / 2,
-            // A store that does not answer gives no loan back, and the spool must have packs to
-            // take: besides those that are being sent, two that are open.
-            Some(overflow) => budget.saturating_sub(overflow.flight.capacity() + 2 * target),
+            // A store that does not answer gives no loan back, and the spool takes only packs that
+            // are closed. So what is being sent, three packs that are open, and what is on its way
+            // into them must fit nevertheless.
+            Some(overflow) => {
+                let kept = overflow.flight.capacity() + 3 * target + GATHERED_BYTES;
+                budget.saturating_sub(kept)
+            }
         };
         let backlog = Backlog::new(shared.workers.threads(), budget);
         Arc::new(Self {

@@ -1,8 +1,8 @@
 //! Bounded memory: reservations of bytes.
 //!
 //! Owns the accounting only. `ingest` reserves bytes from the moment a new chunk is accepted until
-//! its pack is acknowledged. `hydrate` reserves bytes from the request for a range until the range
-//! is decoded. It borrows bytes of writers that have none to write.
+//! its pack is acknowledged. `hydrate` reserves bytes from the request for a range until its frames
+//! are decoded and cached. It borrows bytes of writers that have none to write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,14 +15,15 @@ pub(crate) struct ByteGate {
     semaphore: Arc<Semaphore>,
     capacity: u64,
     peak: AtomicU64,
-    lent: AtomicU64,
+    lent: Arc<AtomicU64>,
     lendable: u64,
 }
 
-/// Bytes that the owner of a [`ByteGate`] has lent. Dropping it returns them.
+/// Bytes that the owner of a [`ByteGate`] has lent. Dropping it returns them. It does not keep the
+/// gate: one whose owner is gone lends no more.
 #[derive(Debug)]
 pub(crate) struct Loan {
-    gate: Arc<ByteGate>,
+    lent: Arc<AtomicU64>,
     bytes: u64,
     /// `None` once it is returned.
     reservation: Option<Reservation>,
@@ -35,19 +36,22 @@ pub(crate) struct Reservation {
 }
 
 impl ByteGate {
-    /// Returns a gate of `capacity` bytes, or of `u32::MAX` bytes if that is less.
+    /// The most bytes that a gate can hold.
+    pub(crate) const LARGEST: u64 = u32::MAX as u64;
+
+    /// Returns a gate of `capacity` bytes, or of [`Self::LARGEST`] if that is less.
     pub(crate) fn new(capacity: u64) -> Self {
         Self::lending(capacity, 0)
     }
 
     /// Same, of which `lendable` bytes may be lent.
     pub(crate) fn lending(capacity: u64, lendable: u64) -> Self {
-        let capacity = capacity.min(u64::from(u32::MAX));
+        let capacity = capacity.min(Self::LARGEST);
         Self {
             semaphore: Arc::new(Semaphore::new(capacity as usize)),
             capacity,
             peak: AtomicU64::new(0),
-            lent: AtomicU64::new(0),
+            lent: Arc::default(),
             lendable: lendable.min(capacity),
         }
     }
@@ -76,7 +80,7 @@ impl ByteGate {
 
     /// Lends `bytes` bytes, if all that may not be lent stays free. So the owner never waits for a
     /// loan before it has used that.
-    pub(crate) fn lend(self: &Arc<Self>, bytes: u64) -> Option<Loan> {
+    pub(crate) fn lend(&self, bytes: u64) -> Option<Loan> {
         let count = u32::try_from(bytes).ok()?;
         let free = self.semaphore.available_permits() as u64;
         if free < (self.capacity - self.lendable).saturating_add(bytes) {
@@ -88,7 +92,7 @@ impl ByteGate {
         let (set, get) = (Ordering::Relaxed, Ordering::Relaxed);
         self.lent.fetch_update(set, get, lent).ok()?;
         let mut loan = Loan {
-            gate: Arc::clone(self),
+            lent: Arc::clone(&self.lent),
             bytes,
             reservation: None,
         };
@@ -104,9 +108,10 @@ impl ByteGate {
         self.capacity
     }
 
-    /// Returns the most bytes that the owner can reserve while its loans last.
-    pub(crate) fn left(&self) -> u64 {
-        self.capacity - self.lent.load(Ordering::Relaxed)
+    /// Returns the most bytes that may be lent, and those that are lent now.
+    #[cfg(test)]
+    pub(crate) fn lending_of(&self) -> (u64, u64) {
+        (self.lendable, self.lent.load(Ordering::Relaxed))
     }
 
     /// Returns the bytes that are reserved now, without those that are lent.
@@ -128,7 +133,7 @@ impl ByteGate {
 impl Drop for Loan {
     fn drop(&mut self) {
         drop(self.reservation.take());
-        self.gate.lent.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.lent.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -166,11 +171,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_gate_lends_what_it_may_lend() {
-        let gate = Arc::new(ByteGate::lending(100, 50));
+        let gate = ByteGate::lending(100, 50);
         let loan = gate.lend(30).expect("70 stay free");
         assert!(gate.lend(21).is_none(), "49 would stay free");
         assert_eq!((gate.used(), gate.peak()), (0, 0), "the owner has none");
-        assert_eq!(gate.left(), 70);
+        assert_eq!(gate.lending_of(), (50, 30));
         let own = gate.try_reserve(60).expect("70 are free");
         assert_eq!((gate.used(), gate.peak()), (60, 60));
         assert!(gate.lend(1).is_none(), "the owner needs it");
@@ -180,11 +185,13 @@ mod tests {
         drop(own);
         assert!(gate.lend(51).is_none());
         assert!(gate.lend(50).is_some());
-        assert_eq!(gate.left(), 100);
-        assert!(
-            Arc::new(ByteGate::new(100)).lend(1).is_none(),
-            "it lends nothing"
-        );
+        assert_eq!(gate.lending_of(), (50, 0));
+        assert!(ByteGate::new(100).lend(1).is_none(), "it lends nothing");
+        let gate = Arc::new(gate);
+        let _loan = gate.lend(10).expect("90 stay free");
+        let gone = Arc::downgrade(&gate);
+        drop(gate);
+        assert!(gone.upgrade().is_none(), "a loan keeps its gate");
     }
 
     #[tokio::test]

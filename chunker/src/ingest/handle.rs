@@ -48,6 +48,17 @@ impl Ingest {
     }
 }
 
+#[cfg(test)]
+impl Ingest {
+    /// Returns the memory of the session, and the part of it for packs that are being sent while it
+    /// has a spool, in bytes.
+    pub(crate) fn memory(&self) -> (&crate::gate::ByteGate, u64) {
+        let overflow = self.session.overflow.as_ref();
+        let flight = overflow.map_or(0, |overflow| overflow.flight.capacity());
+        (&self.session.gate, flight)
+    }
+}
+
 impl Drop for Ingest {
     fn drop(&mut self) {
         self.session.end();

@@ -155,7 +155,7 @@ impl Session {
     /// budget means that the store is the bottleneck, because the backlog limits the bytes at the
     /// workers to a small part of the budget.
     fn balance(&self) -> Balance {
-        if self.gate.used() > self.gate.left() / 4 * 3 {
+        if self.gate.used() > self.gate.capacity() / 4 * 3 {
             return Balance::Ahead;
         }
         match self.backlog.is_behind() {

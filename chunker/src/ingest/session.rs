@@ -27,8 +27,8 @@ use crate::spool::Spool;
 /// frames must never fill it.
 const PACKS_IN_BUDGET: u64 = 6;
 
-/// The most that is on its way into open packs, in bytes: a batch of a caller of 8 MiB, and two
-/// frames of the largest blobs, which have 4 MiB.
+/// What may be on its way into open packs, in bytes: the batch of a caller that waits, a frame of
+/// metadata and one of data. The largest blob has 4 MiB, so this is more than they take.
 const GATHERED_BYTES: u64 = 16 << 20;
 
 /// A session, shared by its tasks.
@@ -63,7 +63,8 @@ impl Drop for Session {
 
 impl Session {
     pub(super) fn new(shared: Arc<Runtime>, session: u64, spool: Option<Arc<Spool>>) -> Arc<Self> {
-        let budget = shared.config.memory.write_bytes;
+        // What the gate cannot hold is in no part of the budget.
+        let budget = shared.config.memory.write_bytes.min(ByteGate::LARGEST);
         let demand = Arc::new(watch::Sender::new(Demand::default()));
         let (overflow, budget) = match spool {
             None => (None, budget),

@@ -115,31 +115,76 @@ async fn an_outage_that_the_spool_absorbs_is_invisible_to_writers() {
     }
 }
 
-/// Reads hang as well, and hold memory that they have borrowed.
+/// Reads hang as well, and hold memory that they have borrowed. Packs of several kinds are open, and
+/// none of them is full.
 #[tokio::test(start_paused = true)]
 async fn a_stalled_read_ahead_leaves_the_spool_its_memory() {
     let mut world = World::new(67, true);
-    world.config.memory.cache_bytes = 64 << 20;
+    world.config.memory = MemoryBudget {
+        write_bytes: 96 << 20,
+        fetch_bytes: 10 << 20,
+        cache_bytes: 128 << 20,
+    };
+    world.config.pack_bytes = 4 << 20;
     let content_store = world.loaded().await;
     let ingest = world.ingest(&content_store);
-    let file = noise(670, 24 * MIB);
+    let file = noise(670, 56 * MIB);
     let stored = store_file(&ingest, Profile::Grid, &file, MIB).await;
     world.commit(&ingest).await;
+    drop(ingest);
     let content_store = world.loaded().await;
     let pieces = pieces(&stored);
     let segments: Vec<Id> = pieces.iter().map(|piece| piece.target.id()).collect();
     content_store.chunks_of(&segments).await.expect("reads");
     let disk = SimulatedDisk::new();
-    let ingest = world.spooling(&content_store, &disk, 256 << 20).await;
+    let ingest = world.spooling(&content_store, &disk, 1 << 30).await;
     world.bucket.script(|_, _| Verdict::Hang);
     let room = content_store.prefetch(20 << 20).expect("there is room");
     let read_ahead = tokio::spawn(async move { room.bring(&pieces).await });
     tokio::time::sleep(Duration::from_secs(1)).await;
+    let (lendable, lent) = ingest.memory().0.lending_of();
+    assert!(lent > 10 << 20, "{lent} of {lendable} bytes");
     let begin = Instant::now();
-    store_noise(&ingest, 671, 24).await;
+    let ingest = &ingest;
+    let writers = (0..8).map(|writer| async move {
+        for seed in 7000 + writer * 10..7003 + writer * 10 {
+            store_noise(ingest, seed, 1).await;
+            store_file(ingest, Profile::Content, &content(seed, 2 * MIB), MIB).await;
+            let node = noise(90_000 + seed, 3900 << 10);
+            ingest.store_blob(Kind::Node, node).await.expect("stored");
+        }
+    });
+    futures::future::join_all(writers).await;
     let taken = begin.elapsed();
     assert!(taken < Duration::from_secs(5), "{taken:?} for writers");
     assert!(!read_ahead.is_finished());
+}
+
+/// Whatever the budget is, packs that are sent or open fit into what is not lent.
+#[tokio::test]
+async fn a_session_lends_only_what_its_packs_do_not_need() {
+    for (budget, lendable) in [
+        (24 << 20, 0),
+        (192 << 20, 16 << 20),
+        (6_u64 << 30, 2_000_000_000),
+    ] {
+        let mut world = World::new(68, true);
+        world.config.memory.write_bytes = budget;
+        world.config.pack_bytes = 16 << 20;
+        let content_store = world.loaded().await;
+        let disk = SimulatedDisk::new();
+        let ingest = world.spooling(&content_store, &disk, 1 << 30).await;
+        let (gate, flight) = ingest.memory();
+        let most = gate.lending_of().0;
+        assert!(most <= lendable, "{most} of {budget} bytes");
+        assert!(gate.capacity() - most > flight, "{most} of {budget} bytes");
+    }
+    let mut world = World::new(69, true);
+    world.config.memory.write_bytes = 12 << 30;
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
+    let gate = ingest.memory().0;
+    assert!(gate.lending_of().0 <= gate.capacity() / 2 + 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -548,7 +548,7 @@ impl<U: Uploads> CommitCas<'_, U> {
             commit: Some(self.pending.record),
             inodes: self.request.inodes,
             bytes: self.request.bytes,
-            unsnapshotted_bytes: finished.new_bytes + built,
+            unsnapshotted_bytes: finished.new_bytes.saturating_add(built),
             ..Volume::default()
         };
         next.raise_floor(session, finished.floor);

@@ -24,11 +24,10 @@ impl RootHandle {
         if !self.is_alone() {
             return Ok(None);
         }
+        // An answer may come late, and is as old as its request.
+        let read = Instant::now();
         match self.refresh().await {
-            Ok(view) => {
-                let read = Instant::now();
-                Ok(Some(EarlyRoot { view, read }))
-            }
+            Ok(view) => Ok(Some(EarlyRoot { view, read })),
             Err(error) if error.ends_session() => Err(error),
             // The change reads the root by itself.
             Err(_) => Ok(None),

@@ -43,13 +43,18 @@ async fn a_lone_process_reads_the_root_while_it_uploads() {
         (true, 4),
         "it was read too long ago"
     );
+    assert_eq!(
+        changed(&handle, 11, Duration::from_millis(850)).await,
+        (true, 4),
+        "its age counts from the request"
+    );
     changed(&other, 7, none).await;
     // What another process did is seen by the early read. After that, it may change the root again.
     assert_eq!(changed(&handle, 8, none).await, (true, 3));
     assert_eq!(changed(&handle, 9, none).await, (false, 4));
     assert_eq!(changed(&handle, 10, none).await, (true, 3));
     let sessions = process(store, 3).await.current().root.sessions.clone();
-    assert!((3..=10).all(|id| sessions.contains_key(&SessionId(id))));
+    assert!((3..=11).all(|id| sessions.contains_key(&SessionId(id))));
 }
 
 #[tokio::test(start_paused = true)]

@@ -16,7 +16,7 @@ use crate::cli::source::Source;
 use crate::cli::target::target;
 use crate::mounting::settings::Settings;
 use crate::replicate::progress::CopyProgress;
-use crate::replicate::{Outcome, ReplicateError, Replication};
+use crate::replicate::{Outcome, Pace, ReplicateError, Replication};
 use crate::root::error::RootError;
 use crate::units::size;
 
@@ -109,25 +109,31 @@ pub fn run(command: Copy, global: &Global, output: &Output) -> Result<(), Failur
                 accept_loss: command.accept_loss,
                 anew: command.anew,
                 replaces: command.replace,
-                commit_bytes: command.commit_every,
+                pace: Pace::every(command.commit_every),
                 progress: &progress,
             };
             let mut done = |outcome: &Outcome| outcomes.push(outcome.clone());
             let Err(error) = replication.run(&mut done).await else {
                 continue;
             };
+            let may_go_on = error.is_of_volume();
+            let failure = failure(error, command.replace);
             if command.all {
-                output.warning(format_args!("volume {volume:?} is not copied: {error}"));
+                let hint = failure.hint.iter().map(|hint| format!(" {hint}"));
+                let (message, hint) = (&failure.message, hint.collect::<String>());
+                output.warning(format_args!(
+                    "volume {volume:?} is not copied: {message}{hint}"
+                ));
             }
-            if !error.is_of_volume() {
+            if !may_go_on {
                 let others = volumes.len() - number - 1;
                 if others > 0 {
                     output.warning(format_args!("{others} other volumes were not tried"));
                 }
-                failed = Some(failure(error));
+                failed = Some(failure);
                 break;
             }
-            failed.get_or_insert(failure(error));
+            failed.get_or_insert(failure);
         }
         bar.finish().await;
         show(&outcomes, output)?;
@@ -203,7 +209,7 @@ fn summary(outcomes: &[Outcome], uploaded: u64, seconds: f64, output: &Output) {
     ));
 }
 
-fn failure(error: ReplicateError) -> Failure {
+fn failure(error: ReplicateError, replaces: bool) -> Failure {
     let text = error.to_string();
     match error {
         ReplicateError::Root(error @ RootError::Rebuild { .. }) => {
@@ -236,6 +242,10 @@ fn failure(error: ReplicateError) -> Failure {
         ReplicateError::Older { .. } => Failure::new(text).hint(
             "Make a new snapshot of the source, or forget the newer one in the target, if \
                  that is not needed.",
+        ),
+        ReplicateError::Taken { .. } if replaces => Failure::new(text).hint(
+            "It is no copy of an older snapshot of the source. If it is not needed, forget it in \
+             the target.",
         ),
         ReplicateError::Taken { .. } => Failure::new(text).hint(
             "If the source has made it anew (run --replace), give --replace: the older one then \

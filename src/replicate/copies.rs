@@ -1,13 +1,15 @@
-//! Which snapshot is a copy of which.
+//! Which snapshot is a copy of which, and which come too late to be copied.
 //!
-//! Owns: that question. Does not own: what follows from the answer (`mod`). Pure.
+//! Owns: these questions. Does not own: what follows from the answer (`mod`). Pure.
 //!
 //! A copy notes where its snapshot was made, and a copy of a copy notes the same. Copies that an
 //! older program made note nothing: those are told by their time, host, user and sizes.
 
+use std::collections::HashSet;
+
 use bkfs_chunker::crypto::RepositoryId;
 
-use crate::root::snapshots::{Origin, SnapshotEntry};
+use crate::root::snapshots::{Origin, SnapshotEntry, SnapshotList};
 
 /// The repositories of a copy.
 #[derive(Clone, Copy)]
@@ -42,8 +44,44 @@ impl Sides {
         let is_older = |copied: Origin| {
             copied.repository == made.repository && copied.generation < made.generation
         };
-        there.origin.is_some_and(is_older) && !self.is_copy(here, there)
+        there.origin.is_some_and(is_older)
     }
+
+    /// Returns true if a snapshot of the source was made in the target.
+    pub(super) fn is_of_target(self, here: &SnapshotEntry) -> bool {
+        self.origin(here).repository == self.to
+    }
+}
+
+/// Divides snapshots, in order of time, into those that are too old to follow the newest state of
+/// the target's volume, unless the target has them, and the others. A recovered snapshot of the
+/// target was no state of it.
+pub(super) fn without_late(
+    wanted: Vec<SnapshotEntry>,
+    present: &HashSet<String>,
+    (target, volume): (&SnapshotList, &str),
+) -> Divided {
+    let newest = target.latest(volume).map(|newest| newest.time);
+    let late = |entry: &SnapshotEntry| {
+        !present.contains(&entry.name) && newest.is_some_and(|newest| entry.time < newest)
+    };
+    let last_state = wanted.iter().rfind(|entry| !entry.recovered);
+    let is_last_late = [last_state, wanted.last()].into_iter().flatten().any(late);
+    let (late, wanted) = wanted.into_iter().partition(late);
+    Divided {
+        late,
+        wanted,
+        is_last_late,
+    }
+}
+
+/// Snapshots of the source, in order of time.
+pub(super) struct Divided {
+    pub(super) late: Vec<SnapshotEntry>,
+    pub(super) wanted: Vec<SnapshotEntry>,
+    /// Whether the last state of the source's volume, or what was recovered after it, is late. Then
+    /// all later ones may be: a clock was wrong, or the target has snapshots of its own.
+    pub(super) is_last_late: bool,
 }
 
 fn origin_in(repository: RepositoryId, entry: &SnapshotEntry) -> Origin {
@@ -103,6 +141,40 @@ mod tests {
         let unnoted = made(9, 90);
         assert!(SIDES.is_copy(&second, &unnoted));
         assert!(!SIDES.is_copy_of_older(&second, &unnoted));
+    }
+
+    /// A machine whose clock was ahead has recovered a snapshot.
+    #[test]
+    fn a_recovered_snapshot_makes_no_other_late() {
+        let at = |name: &str, second| SnapshotEntry {
+            time: jiff::Timestamp::from_second(second).expect("in range"),
+            ..SnapshotEntry::plain("main", name)
+        };
+        let recovered = SnapshotEntry {
+            recovered: true,
+            ..at("recovered", 100)
+        };
+        let list = |entries: &[&SnapshotEntry]| {
+            let shard = entries.iter().map(|entry| (*entry).clone()).collect();
+            SnapshotList::new(vec![std::sync::Arc::new(shard)])
+        };
+        let present: HashSet<String> = ["one", "recovered"].map(str::to_owned).into();
+        let wanted = vec![at("one", 10), at("two", 50), recovered.clone()];
+        let target = list(&[&at("one", 10), &recovered]);
+        let divided = without_late(wanted.clone(), &present, (&target, "main"));
+        assert_eq!(divided.wanted, wanted);
+        assert!(divided.late.is_empty() && !divided.is_last_late);
+        // The target has gone on by itself: the last state counts, whatever was recovered after it.
+        let target = list(&[&at("one", 10), &at("own", 60), &recovered]);
+        let divided = without_late(wanted.clone(), &present, (&target, "main"));
+        assert_eq!(divided.late, [at("two", 50)]);
+        assert!(divided.is_last_late);
+        // Nothing but what was recovered is missing, and it would come too late.
+        let present = ["one", "two"].map(str::to_owned).into();
+        let target = list(&[&at("one", 10), &at("two", 50), &at("own", 200)]);
+        let divided = without_late(wanted, &present, (&target, "main"));
+        assert_eq!(divided.late, [recovered]);
+        assert!(divided.is_last_late);
     }
 
     #[test]

@@ -27,9 +27,10 @@ use bkfs_chunker::ingest::Ingest;
 
 use crate::maintain::recovery_bases::record_of;
 use crate::mounting::format;
-use crate::replicate::copies::Sides;
+use crate::replicate::copies::{Sides, without_late};
 pub use crate::replicate::outcome::{Outcome, ReplicateError};
 use crate::replicate::progress::CopyProgress;
+pub use crate::replicate::tree::Pace;
 use crate::replicate::tree::{Ends, Translation};
 use crate::replicate::writer::{Begun, Whole, Writer};
 use crate::repository::Repository;
@@ -74,9 +75,8 @@ pub struct Replication<'a> {
     /// Give up changes of the target's volume that are in no snapshot: the volume starts again from
     /// the last snapshot that was copied.
     pub anew: bool,
-    /// Bytes of contents after which a commit is due. An interrupted copy sends at most about as
-    /// many again.
-    pub commit_bytes: u64,
+    /// When a commit is due within a snapshot.
+    pub pace: Pace,
     /// Replace a snapshot of the target that the source has made anew under its name: the older one
     /// goes to the target's trash.
     pub replaces: bool,
@@ -169,8 +169,7 @@ impl Replication<'_> {
             left_out: Vec::new(),
             replaced: HashSet::new(),
         };
-        let mut ours = target.of_volume(self.volume);
-        ours.sort_by_key(|entry| (entry.time, entry.generation));
+        let ours = target.of_volume(self.volume);
         for there in &ours {
             let name = there.name.clone();
             let is_source = |here: &&SnapshotEntry| here.name == name && sides.is_copy(here, there);
@@ -190,7 +189,8 @@ impl Replication<'_> {
                 // or the copy notes where it came from.
                 Some(here)
                     if self.replaces
-                        && (copied.is_some() || sides.is_copy_of_older(here, there)) =>
+                        && (copied.is_some_and(|copied| !sides.is_of_target(copied))
+                            || sides.is_copy_of_older(here, there)) =>
                 {
                     plan.replaced.insert(name);
                 }
@@ -200,7 +200,7 @@ impl Replication<'_> {
         let names = ours.iter().map(|entry| entry.name.clone());
         plan.present = names.filter(|name| !plan.replaced.contains(name)).collect();
         plan.kept = ours.iter().filter_map(|entry| entry.tree).collect();
-        self.leave_older_out(&mut plan, ours.last().copied())?;
+        self.leave_older_out(&mut plan, &target)?;
         Ok(plan)
     }
 
@@ -208,20 +208,12 @@ impl Replication<'_> {
     fn leave_older_out(
         &self,
         plan: &mut CopyPlan,
-        newest: Option<&SnapshotEntry>,
+        target: &SnapshotList,
     ) -> Result<(), ReplicateError> {
-        let Some(newest) = newest else {
-            return Ok(());
-        };
-        let late =
-            |entry: &SnapshotEntry| !plan.present.contains(&entry.name) && entry.time < newest.time;
-        // If the newest one is late, all later ones may be: a clock was wrong, or the target has
-        // snapshots of its own.
-        let is_last_late = plan.wanted.last().is_some_and(late);
         let wanted = std::mem::take(&mut plan.wanted);
-        let (late, wanted) = wanted.into_iter().partition(late);
-        (plan.left_out, plan.wanted) = (late, wanted);
-        let is_error = is_last_late || !self.names.is_empty();
+        let divided = without_late(wanted, &plan.present, (target, self.volume));
+        (plan.left_out, plan.wanted) = (divided.late, divided.wanted);
+        let is_error = divided.is_last_late || !self.names.is_empty();
         if let Some(older) = plan.left_out.last().filter(|_| is_error) {
             let name = older.name.clone();
             return Err(ReplicateError::Older { name });
@@ -285,7 +277,7 @@ impl Replication<'_> {
             Some(tree) => self.is_known(tree, &plan).await?,
             None => true,
         };
-        let is_unfinished = self.was_left_by_copy(&entry).await?;
+        let is_unfinished = !is_known && self.was_left_by_copy(&entry).await?;
         if !is_known && !is_unfinished && !self.anew {
             return Err(ReplicateError::Diverged {
                 volume: self.volume.to_owned(),
@@ -323,7 +315,8 @@ impl Replication<'_> {
             whole,
             shown: shown.or(plan.state).unwrap_or(nothing),
             next_inode: self.from.volume_entry(self.volume).next_inode,
-            is_whole: is_known || !is_unfinished,
+            is_whole: !is_unfinished,
+            left: entry.building.or(entry.tree.filter(|_| is_unfinished)),
         };
         Ok((begun, plan))
     }
@@ -415,6 +408,9 @@ impl Replication<'_> {
         source: Id,
         (entry, replaces): (&SnapshotEntry, bool),
     ) -> Result<RootCommit, ReplicateError> {
+        // The source's volume may be gone, or made anew. A recovered tree has numbers of a session
+        // that is not in the volume's history.
+        writer.reserve_inodes(self.next_inode(entry).await?);
         let tree = self.translate(writer, base, source, entry).await?;
         let snapshot = NewSnapshot {
             name: Some(entry.name.clone()),
@@ -434,17 +430,18 @@ impl Replication<'_> {
         if !(entry.recovered && writer.is_witnessed()) {
             return Ok(writer.commit(tree, entry, Some(snapshot)).await?);
         }
-        // Its tree has numbers of a session that is not in the volume's history.
-        let next_inode = match next_inode(self.from, entry).await {
-            Ok(next_inode) => next_inode,
-            // Without its record, the tree says what it uses.
+        Ok(writer.commit_apart(tree, entry, snapshot).await?)
+    }
+
+    /// Returns the lowest inode number that the tree of a snapshot never used. Without its record,
+    /// the tree says what it uses.
+    async fn next_inode(&self, entry: &SnapshotEntry) -> Result<u64, RootError> {
+        match next_inode(self.from, entry).await {
             Err(error) if error.kind() == ErrorKind::Damaged => {
-                unused_inode(self.from, entry).await?
+                unused_inode(self.from, entry).await
             }
-            Err(error) => return Err(error.into()),
-        };
-        let made = (tree, next_inode);
-        Ok(writer.commit_apart(made, entry, snapshot).await?)
+            next_inode => next_inode,
+        }
     }
 
     /// Returns the tree of a snapshot in the target. It is built over `base`, which both
@@ -473,13 +470,13 @@ impl Replication<'_> {
             writer.ingest.clone(),
             (base, source),
             start,
-            self.commit_bytes,
+            self.pace,
             self.progress,
         );
         while translation.step().await? {
             // An early commit names the blobs stored so far. An interrupted copy then need not send
             // them again, and the memory for uncommitted blobs stays bounded.
-            if translation.wants_commit() {
+            if translation.wants_commit(writer.unfinished().is_some()) {
                 writer.commit(translation.tree(), entry, None).await?;
                 translation.committed();
             }

@@ -46,8 +46,8 @@ pub enum ReplicateError {
 }
 
 impl ReplicateError {
-    /// Returns true if other volumes may be copied nevertheless. False if the store fails, the
-    /// outcome of a change is unknown, or there is nothing to copy between.
+    /// Returns true if other volumes may be copied nevertheless. False if the store fails or shows
+    /// another history, the outcome of a change is unknown, or there is nothing to copy between.
     pub fn is_of_volume(&self) -> bool {
         match self {
             Self::Diverged { .. }
@@ -56,9 +56,21 @@ impl ReplicateError {
             | Self::Taken { .. } => true,
             Self::Same => false,
             Self::Volume(error) => error.is_damage(),
+            Self::Root(
+                RootError::Rollback { .. }
+                | RootError::NotDescended { .. }
+                | RootError::Rebuilt { .. }
+                | RootError::Replaced { .. }
+                | RootError::OtherLockRule
+                | RootError::NotAtomic { .. },
+            ) => false,
             Self::Root(error) => matches!(
                 error.kind(),
-                ErrorKind::Held | ErrorKind::Fenced | ErrorKind::Damaged | ErrorKind::Refused
+                ErrorKind::Held
+                    | ErrorKind::Fenced
+                    | ErrorKind::Damaged
+                    | ErrorKind::Refused
+                    | ErrorKind::Rebuild
             ),
         }
     }

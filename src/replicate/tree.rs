@@ -33,6 +33,27 @@ const STEP_BYTES: u64 = 256 << 20;
 /// Contents read and stored concurrently; each has up to 2 MiB.
 const CONTENTS_AT_ONCE: usize = 16;
 
+/// When an early commit is due: it names what is translated so far.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Bytes of contents. An interrupted copy sends at most about as many again.
+    pub bytes: u64,
+    /// Number of blobs that were found in the target. Their names take memory until the commit, and
+    /// it must check them.
+    pub found: usize,
+}
+
+impl Pace {
+    /// Returns a pace of so many bytes. A million blobs that were found take about 60 MB, and are
+    /// about 64 GiB of contents.
+    pub fn every(bytes: u64) -> Self {
+        Self {
+            bytes,
+            found: 1_000_000,
+        }
+    }
+}
+
 /// Time after which a commit is due.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -77,20 +98,23 @@ pub(super) struct Translation<'a> {
     changes: Changes,
     tree: Id,
     progress: &'a CopyProgress,
+    /// Bytes of contents since the last commit.
     uncommitted_bytes: u64,
-    commit_bytes: u64,
+    /// Those of steps in which anything was not found in the target.
+    new_bytes: u64,
+    pace: Pace,
     last_commit: Instant,
 }
 
 impl<'a> Translation<'a> {
     /// Returns a translation of the tree `sources.1` of the source. `start` is the target's tree
-    /// for the source's tree `sources.0`. A commit is due after `commit_bytes` of contents.
+    /// for the source's tree `sources.0`.
     pub(super) fn new(
         ends: Ends<'a>,
         ingest: Arc<Ingest>,
         sources: (Option<Id>, Id),
         start: Id,
-        commit_bytes: u64,
+        pace: Pace,
         progress: &'a CopyProgress,
     ) -> Self {
         let source = Tree::new(sources.1);
@@ -107,7 +131,8 @@ impl<'a> Translation<'a> {
             tree: start,
             progress,
             uncommitted_bytes: 0,
-            commit_bytes,
+            new_bytes: 0,
+            pace,
             last_commit: Instant::now(),
         }
     }
@@ -118,15 +143,23 @@ impl<'a> Translation<'a> {
     }
 
     /// Returns true if a commit should name the stored blobs before the translation continues.
-    pub(super) fn wants_commit(&self) -> bool {
-        self.uncommitted_bytes >= self.commit_bytes
-            || self.last_commit.elapsed() >= COMMIT_INTERVAL
+    /// `gives_up` says that it would give up the tree that an interrupted copy has left. That one
+    /// names more as long as everything is found.
+    pub(super) fn wants_commit(&self, gives_up: bool) -> bool {
+        let bytes = match gives_up {
+            true => self.new_bytes,
+            false => self.uncommitted_bytes,
+        };
+        let is_late = self.last_commit.elapsed() >= COMMIT_INTERVAL;
+        bytes >= self.pace.bytes
+            || is_late && !(gives_up && self.new_bytes == 0)
             || self.ingest.uncommitted_blobs() >= COMMIT_BLOBS
+            || self.ingest.uncommitted_references() >= self.pace.found
     }
 
     /// Notes that a commit has named the stored blobs.
     pub(super) fn committed(&mut self) {
-        self.uncommitted_bytes = 0;
+        (self.uncommitted_bytes, self.new_bytes) = (0, 0);
         self.last_commit = Instant::now();
     }
 
@@ -136,7 +169,7 @@ impl<'a> Translation<'a> {
         let mut contents: Vec<(Key, Extent)> = Vec::new();
         let mut bytes = 0;
         let mut items = 0;
-        while items < STEP_ITEMS && bytes < STEP_BYTES.min(self.commit_bytes) {
+        while items < STEP_ITEMS && bytes < STEP_BYTES.min(self.pace.bytes) {
             let Some((key, value)) = self.changes.next(&self.ends.from.nodes).await? else {
                 break;
             };
@@ -158,7 +191,9 @@ impl<'a> Translation<'a> {
         if items == 0 {
             return Ok(false);
         }
+        let known_blobs = self.ingest.uncommitted_blobs();
         translated.extend(self.contents(contents).await?);
+        let is_any_new = self.ingest.uncommitted_blobs() > known_blobs;
         let changes = translated.into_iter();
         let nodes = self.ends.to.nodes.as_ref();
         let sink = NewNodes {
@@ -167,6 +202,7 @@ impl<'a> Translation<'a> {
         };
         self.tree = apply(nodes, &sink, self.tree, changes).await?;
         self.uncommitted_bytes += bytes;
+        self.new_bytes += if is_any_new { bytes } else { 0 };
         self.progress
             .items
             .fetch_add(items as u64, Ordering::Relaxed);

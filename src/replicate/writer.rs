@@ -3,7 +3,7 @@
 //! Owns: what the volume shows until a snapshot is whole. Does not own: what is copied (`mod`).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::{Ingest, Mark};
@@ -52,6 +52,8 @@ pub(super) struct Begun {
     pub(super) next_inode: u64,
     /// True if the volume's tree is no unfinished one.
     pub(super) is_whole: bool,
+    /// What an interrupted copy has left.
+    pub(super) left: Option<Id>,
 }
 
 impl Begun {
@@ -65,8 +67,9 @@ impl Begun {
             committer: self.committer,
             whole: Mutex::new(self.whole),
             shown: Mutex::new(self.shown),
-            next_inode: self.next_inode,
+            next_inode: AtomicU64::new(self.next_inode),
             is_whole: AtomicBool::new(self.is_whole),
+            left: Mutex::new(self.left),
         }
     }
 }
@@ -82,9 +85,11 @@ pub(super) struct Writer {
     whole: Mutex<Whole>,
     /// What the volume shows until a snapshot is whole.
     shown: Mutex<Whole>,
-    next_inode: u64,
+    next_inode: AtomicU64,
     /// True if the volume's tree is that of a snapshot, or empty.
     is_whole: AtomicBool,
+    /// What an interrupted copy has left, until this session commits.
+    left: Mutex<Option<Id>>,
 }
 
 impl Writer {
@@ -96,6 +101,16 @@ impl Writer {
     /// snapshots that never were a volume's state.
     pub(super) fn is_witnessed(&self) -> bool {
         self.to.handle.current().root.chain.is_some()
+    }
+
+    /// Returns the tree that an interrupted copy has left and that the next commit gives up.
+    pub(super) fn unfinished(&self) -> Option<Id> {
+        *self.left.lock()
+    }
+
+    /// Gives out no inode number below this one from the next commit on.
+    pub(super) fn reserve_inodes(&self, next_inode: u64) {
+        self.next_inode.fetch_max(next_inode, Ordering::Relaxed);
     }
 
     /// Commits a tree: with its snapshot, or unfinished.
@@ -112,7 +127,7 @@ impl Writer {
             true => self.shown_and_live().await?,
             false => made,
         };
-        let mut request = self.request(entry, (tree, self.next_inode), snapshot);
+        let mut request = self.request(entry, tree, snapshot);
         request.tree = (!shown.is_nothing).then_some(shown.tree);
         request.building = is_apart.then_some(tree);
         (request.inodes, request.bytes) = (shown.totals.inodes, shown.totals.bytes);
@@ -122,6 +137,7 @@ impl Writer {
         self.is_whole.fetch_and(is_whole, Ordering::Relaxed);
         let committed = self.make(&self.committer, request).await?;
         self.is_whole.store(is_whole, Ordering::Relaxed);
+        *self.left.lock() = None;
         if is_snapshot {
             *self.whole.lock() = made;
             *self.shown.lock() = made;
@@ -130,18 +146,17 @@ impl Writer {
     }
 
     /// Commits a snapshot that never was the volume's state. The volume shows what it did before.
-    /// `tree` comes with the lowest inode number that it never used.
     ///
     /// A commit of the volume comes first. It gives up what is to be shown no more, which such a
     /// snapshot cannot, and is what the snapshot's record follows. Killed between the two, the next
     /// copy still finds the snapshot missing.
     pub(super) async fn commit_apart(
         &self,
-        tree: (Id, u64),
+        tree: Id,
         entry: &SnapshotEntry,
         snapshot: NewSnapshot,
     ) -> Result<RootCommit, RootError> {
-        let before = self.commit(tree.0, entry, None).await?;
+        let before = self.commit(tree, entry, None).await?;
         let committer = RootCommitter::snapshot_only(
             self.to.handle.clone(),
             self.to.lists.clone(),
@@ -152,7 +167,7 @@ impl Writer {
         );
         let request = self.request(entry, tree, Some(snapshot));
         let committed = self.make(&committer, request).await?;
-        *self.whole.lock() = Whole::of(tree.0, entry);
+        *self.whole.lock() = Whole::of(tree, entry);
         Ok(committed)
     }
 
@@ -170,7 +185,7 @@ impl Writer {
     fn request(
         &self,
         entry: &SnapshotEntry,
-        (tree, next_inode): (Id, u64),
+        tree: Id,
         snapshot: Option<NewSnapshot>,
     ) -> CommitRequest<Mark> {
         CommitRequest {
@@ -181,7 +196,7 @@ impl Writer {
             building: None,
             covered: 0,
             covered_journal: None,
-            next_inode,
+            next_inode: self.next_inode.load(Ordering::Relaxed),
             inodes: entry.files,
             bytes: entry.bytes,
             clock: entry.time,
@@ -204,7 +219,7 @@ impl Writer {
     }
 
     /// After a failure, commits the last whole snapshot again, if its tree is still live and the
-    /// store can be reached.
+    /// store can be reached. What an interrupted copy has left stays, if the root can hold both.
     pub(super) async fn go_back(&self, entry: &SnapshotEntry) {
         let tree = self.whole().tree;
         if self.is_whole.load(Ordering::Relaxed)
@@ -212,7 +227,9 @@ impl Writer {
         {
             return;
         }
-        match self.commit(tree, entry, None).await {
+        let held = self.to.volume_entry(&self.volume).building;
+        let left = self.unfinished().filter(|left| held == Some(*left));
+        match self.commit(left.unwrap_or(tree), entry, None).await {
             Ok(_) => self.is_whole.store(true, Ordering::Relaxed),
             Err(error) => tracing::debug!("the volume stays as far as the copy came: {error}"),
         }

@@ -10,8 +10,8 @@ use bkfs::maintain::heal::heal;
 use bkfs::maintain::repair::{execute, plan};
 use bkfs::maintain::report::Report;
 use bkfs::maintain::workspace::Workspace;
-use bkfs::replicate::Replication;
 use bkfs::replicate::progress::CopyProgress;
+use bkfs::replicate::{Pace, Replication};
 use bkfs::repository::{Repository, open_in};
 use bkfs::root::repository::{NewRepository, create};
 use bkfs_chunker::crypto::SlotCost;
@@ -91,7 +91,7 @@ impl Pair {
                 accept_loss: false,
                 anew: false,
                 replaces: false,
-                commit_bytes: 1 << 30,
+                pace: Pace::every(1 << 30),
                 progress: &progress,
             };
             replication.run(&mut |_| ()).await.expect("copied");

@@ -6,26 +6,22 @@ use std::sync::Arc;
 use bkfs::maintain::check::check;
 use bkfs::maintain::options::CheckOptions;
 use bkfs::replicate::progress::CopyProgress;
-use bkfs::replicate::{Outcome, ReplicateError, Replication};
+use bkfs::replicate::{Outcome, Pace, ReplicateError, Replication};
 use bkfs::repository::{Repository, open_in};
-use bkfs::root::record::CommitRecord;
 use bkfs::root::snapshots::SnapshotEntry;
 use bkfs::root::state::Volume;
 use bkfs::volume::requests::SnapshotRequest;
-use bkfs_chunker::id::Kind;
+use bkfs::volumes::remove;
 use bkfs_store::MemoryStore;
-use bkfs_testing::disk::SimulatedDisk;
-use bkfs_testing::entropy::SeededEntropy;
 
+use crate::clones::changer;
 use crate::collecting::{forget_one, gc, snapshot, unlink};
 use crate::host::{Bucket, Host, Unsealed, noise, opening, runtime};
-use crate::images::close_in_the_spool;
-use crate::recovery_bases::read_in;
 
 const MIB: usize = 1 << 20;
 
 /// Returns the contents of the file of the first snapshot, and of the file of the second.
-fn contents() -> (Vec<u8>, Vec<u8>) {
+pub fn contents() -> (Vec<u8>, Vec<u8>) {
     (noise(1, 24 * MIB + 77), noise(2, 20 * MIB + 5))
 }
 
@@ -59,7 +55,7 @@ fn replace(host: &Host, name: &str) {
     host.run(host.volume().snapshot(request)).expect("made");
 }
 
-fn volume(bucket: &Bucket) -> Volume {
+pub fn volume(bucket: &Bucket) -> Volume {
     bucket.work(bucket.memory.clone(), async |repository| {
         repository.volume_entry("main")
     })
@@ -68,7 +64,7 @@ fn volume(bucket: &Bucket) -> Volume {
 /// Copies these snapshots. Returns the bytes that were sent. If `breaks` is given, the copy stops
 /// after that many commits without a snapshot, or, with 0, once its session has the volume. The
 /// session stays in the root.
-fn copy(
+pub fn copy(
     from: &Bucket,
     to: &Bucket,
     names: &[&str],
@@ -83,6 +79,15 @@ fn copy_as(
     from: &Bucket,
     to: &Bucket,
     names: &[&str],
+    options: (bool, bool),
+    breaks: Option<u64>,
+) -> Result<u64, ReplicateError> {
+    copy_at(Pace::every(MIB as u64), (from, to, names), options, breaks)
+}
+
+fn copy_at(
+    pace: Pace,
+    (from, to, names): (&Bucket, &Bucket, &[&str]),
     (anew, replaces): (bool, bool),
     breaks: Option<u64>,
 ) -> Result<u64, ReplicateError> {
@@ -101,7 +106,7 @@ fn copy_as(
             accept_loss: false,
             anew,
             replaces,
-            commit_bytes: MIB as u64,
+            pace,
             progress: &progress,
         };
         let mut roots = to.handle.subscribe();
@@ -130,7 +135,7 @@ fn copy_as(
     done
 }
 
-fn is_clean(bucket: &Bucket) {
+pub fn is_clean(bucket: &Bucket) {
     let report = runtime().block_on(async {
         let keyring = open(&bucket.memory).await.handle.keyring().clone();
         check(bucket.memory.clone(), &keyring, &CheckOptions::oracle()).await
@@ -140,7 +145,7 @@ fn is_clean(bucket: &Bucket) {
 }
 
 /// Checks that the volume holds these files and no others.
-fn shows(host: &Host, first: Option<&[u8]>, second: Option<&[u8]>) {
+pub fn shows(host: &Host, first: Option<&[u8]>, second: Option<&[u8]>) {
     host.attributes(bkfs::volume::ROOT_INODE);
     assert!(
         host.read("first").as_deref() == first,
@@ -153,21 +158,21 @@ fn shows(host: &Host, first: Option<&[u8]>, second: Option<&[u8]>) {
 }
 
 /// Returns the number of sessions in the root.
-fn sessions(bucket: &Bucket) -> usize {
+pub fn sessions(bucket: &Bucket) -> usize {
     bucket.work(bucket.memory.clone(), async |repository| {
         repository.handle.current().root.sessions.len()
     })
 }
 
 /// Mounts a bucket for some work.
-fn mounted(bucket: &Bucket, work: impl FnOnce(&Host)) {
+pub fn mounted(bucket: &Bucket, work: impl FnOnce(&Host)) {
     let host = bucket.host();
     work(&host);
     host.finish().expect("unmounted");
 }
 
 /// Checks that a copy is refused, because the target holds changes of its own.
-fn diverges(from: &Bucket, to: &Bucket) {
+pub fn diverges(from: &Bucket, to: &Bucket) {
     let diverged = copy(from, to, &[], false, None).expect_err("it holds changes");
     assert!(
         matches!(diverged, ReplicateError::Diverged { .. }),
@@ -225,6 +230,71 @@ fn a_copy_that_broke_off_goes_on_whatever_happened_between() {
         host.finish().expect("unmounted");
         is_clean(&to);
     }
+}
+
+/// What the first copy has stored stays, though the second one breaks off much earlier.
+#[test]
+fn a_copy_that_only_finds_what_is_there_gives_nothing_up() {
+    let (first, _) = contents();
+    let from = source();
+    let to = Bucket::new();
+    let sent = copy(&from, &to, &["one"], false, Some(12)).expect("it broke off");
+    copy(&from, &to, &["one"], false, Some(1)).expect("it broke off");
+    gc(&to);
+    gc(&to);
+    is_clean(&to);
+    let rest = copy(&from, &to, &["one"], false, None).expect("it goes on");
+    let whole = first.len() as u64;
+    assert!(rest < whole - sent / 2, "{rest} bytes after {sent}");
+}
+
+/// What was found takes memory until the next commit, and there is a limit to that.
+#[test]
+fn a_copy_that_finds_much_commits_before_anything_is_new() {
+    let from = source();
+    let to = Bucket::new();
+    copy(&from, &to, &["one"], false, Some(12)).expect("it broke off");
+    let pace = Pace {
+        found: 40,
+        ..Pace::every(MIB as u64)
+    };
+    let sent = copy_at(pace, (&from, &to, &["one"]), (false, false), Some(1));
+    let sent = sent.expect("it broke off");
+    assert!(sent < MIB as u64, "{sent} bytes before the first commit");
+    copy(&from, &to, &[], false, None).expect("it goes on");
+    is_clean(&to);
+}
+
+/// Nothing that an earlier copy has stored would be given up.
+#[test]
+fn a_copy_commits_on_its_way_though_all_of_it_is_found() {
+    let from = source();
+    let to = Bucket::new();
+    copy(&from, &to, &["one"], false, None).expect("copied");
+    forget_one(&to);
+    let sent = copy(&from, &to, &["one"], false, Some(5)).expect("it broke off");
+    assert!(sent < MIB as u64, "{sent} bytes");
+    assert!(volume(&to).building.is_some());
+}
+
+/// Only the snapshot says which numbers its tree has.
+#[test]
+fn a_copy_of_a_removed_volume_gives_no_number_out_again() {
+    let (first, second) = contents();
+    let (from, to) = (source(), Bucket::new());
+    from.work(from.memory.clone(), async |repository| {
+        let removed = remove(repository, "main", true, "test").await;
+        removed.expect("removed");
+        let back = changer(repository).bring_back("main", "one").await;
+        back.expect("it is back");
+    });
+    copy(&from, &to, &["one"], false, None).expect("copied");
+    mounted(&to, |host| {
+        host.write("second", 0, second.clone());
+        snapshot(host, "own");
+    });
+    mounted(&to, |host| shows(host, Some(&first), Some(&second)));
+    is_clean(&to);
 }
 
 #[test]
@@ -372,8 +442,21 @@ fn a_snapshot_of_the_target_is_not_replaced() {
     assert!(matches!(taken, ReplicateError::Taken { .. }), "{taken}");
 }
 
+/// A copy of it was replaced where it is, and its successor comes back.
+#[test]
+fn a_snapshot_of_the_target_is_not_replaced_by_the_successor_of_its_copy() {
+    let (home, away) = (source(), Bucket::new());
+    copy(&home, &away, &[], false, None).expect("copied");
+    mounted(&away, |host| {
+        host.write("own", 0, noise(9, 1000));
+        replace(host, "two");
+    });
+    let taken = copy_as(&away, &home, &["two"], (false, true), None).expect_err("it has the name");
+    assert!(matches!(taken, ReplicateError::Taken { .. }), "{taken}");
+}
+
 /// Returns the snapshots of a bucket, oldest first.
-fn kept(bucket: &Bucket) -> Vec<SnapshotEntry> {
+pub fn kept(bucket: &Bucket) -> Vec<SnapshotEntry> {
     bucket.work(bucket.memory.clone(), async |repository| {
         let kept = repository.snapshots().await.expect("listed");
         kept.of_volume("main").into_iter().cloned().collect()
@@ -406,124 +489,4 @@ fn a_copy_is_replaced_after_the_source_has_emptied_its_trash() {
         );
     }
     is_clean(&to);
-}
-
-/// Returns a source with a snapshot, an empty target, and the name of a second snapshot of the
-/// source, which was recovered from the spool of a machine.
-fn recovered_at_the_source() -> (Bucket, Bucket, String) {
-    let from = Bucket::new();
-    let disk = SimulatedDisk::new();
-    let host = Host::spooling(&from, &disk);
-    let _stands_still = close_in_the_spool(&host, "spooled", 7);
-    host.crash();
-    disk.crash(&SeededEntropy::new(1));
-    mounted(&from, |host| {
-        host.write("first", 0, contents().0);
-        snapshot(host, "one");
-    });
-    let back = Host::spooling(&from, &disk);
-    let recovered = back.assembled.spool_news().recovered[0].snapshot.clone();
-    back.finish().expect("unmounted");
-    (from, Bucket::new(), recovered)
-}
-
-/// What the spool of a fenced machine held never was the state of the volume, at the target no more
-/// than at the source.
-fn recovered_is_not_shown(is_alone: bool) {
-    let (first, second) = contents();
-    let first_shown = (!is_alone).then_some(&first[..]);
-    let (from, to, recovered) = recovered_at_the_source();
-    if is_alone {
-        forget_one(&from);
-    }
-    copy(&from, &to, &[], false, Some(1)).expect("it broke off");
-    copy(&from, &to, &[], false, None).expect("copied");
-    assert_eq!(volume(&to).building, None, "a snapshot keeps it");
-    assert_eq!(sessions(&to), 0, "one that broke off stays");
-    let shows_the_state = |host: &Host| {
-        shows(host, first_shown, None);
-        assert_eq!(host.read("spooled"), None);
-        assert_eq!(read_in(host, &recovered, "spooled"), Some(noise(7, 1000)));
-    };
-    // A mount gives a volume that shows nothing a directory.
-    if !is_alone {
-        mounted(&to, shows_the_state);
-    }
-    is_clean(&to);
-    mounted(&from, |host| {
-        host.write("second", 0, second.clone());
-        snapshot(host, "two");
-    });
-    copy(&from, &to, &[], false, Some(2)).expect("it broke off");
-    mounted(&to, shows_the_state);
-    copy(&from, &to, &[], false, None).expect("it goes on");
-    mounted(&to, |host| shows(host, Some(&first), Some(&second)));
-    let recovered = &kept(&to)[usize::from(!is_alone)];
-    assert!(recovered.new_bytes > 1000, "{} bytes", recovered.new_bytes);
-    let marks: Vec<bool> = kept(&to).iter().map(|entry| entry.recovered).collect();
-    assert_eq!(marks[marks.len() - 2..], [true, false]);
-    is_clean(&to);
-}
-
-#[test]
-fn a_recovered_snapshot_does_not_become_what_the_target_shows() {
-    recovered_is_not_shown(false);
-}
-
-#[test]
-fn a_recovered_snapshot_that_comes_alone_is_not_shown() {
-    recovered_is_not_shown(true);
-}
-
-/// What the target holds is given up, though what is missing there cannot take its place.
-#[test]
-fn a_volume_starts_anew_also_with_a_recovered_snapshot() {
-    let (first, _) = contents();
-    let (from, to, recovered) = recovered_at_the_source();
-    copy(&from, &to, &["one"], false, None).expect("copied");
-    mounted(&to, |host| host.write("own", 0, noise(9, 1000)));
-    diverges(&from, &to);
-    copy(&from, &to, &[], true, None).expect("it starts anew");
-    mounted(&to, |host| {
-        shows(host, Some(&first), None);
-        assert_eq!(host.read("own"), None);
-        assert_eq!(read_in(host, &recovered, "spooled"), Some(noise(7, 1000)));
-    });
-    copy(&from, &to, &[], false, None).expect("there is nothing to do");
-    is_clean(&to);
-}
-
-/// The numbers of a recovered tree are those of the machine that was fenced, which may have given
-/// out more of them than the volume has.
-#[test]
-fn a_clone_of_a_copied_recovered_snapshot_gives_out_numbers_of_its_own() {
-    let (from, to) = (Bucket::new(), Bucket::new());
-    let disk = SimulatedDisk::new();
-    let host = Host::spooling(&from, &disk);
-    for number in 0..20 {
-        let _stands_still = close_in_the_spool(&host, &format!("spooled-{number}"), number);
-    }
-    host.crash();
-    disk.crash(&SeededEntropy::new(1));
-    mounted(&from, |host| host.write("first", 0, noise(1, 1000)));
-    let back = Host::spooling(&from, &disk);
-    let recovered = back.assembled.spool_news().recovered[0].snapshot.clone();
-    back.finish().expect("unmounted");
-    copy(&from, &to, &[], false, None).expect("copied");
-    let next_inode = |bucket: &Bucket| {
-        bucket.work(bucket.memory.clone(), async |repository| {
-            let kept = repository.snapshots().await.expect("listed");
-            let entry = kept.named("main", &recovered).expect("it has it");
-            let content_store = &repository.content_store;
-            let record = content_store.read_blob(Kind::Commit, entry.commit).await;
-            let record = CommitRecord::decode(&record.expect("read")).expect("decoded");
-            (
-                record.next_inode,
-                repository.volume_entry("main").next_inode,
-            )
-        })
-    };
-    let (made, of_volume) = next_inode(&from);
-    assert!(made > of_volume, "{made} after {of_volume} says nothing");
-    assert_eq!(next_inode(&to).0, made);
 }

@@ -9,6 +9,7 @@ mod closing;
 mod cold;
 mod collecting;
 mod copying;
+mod copying_recovered;
 mod crashes;
 mod ending;
 mod far;

@@ -12,7 +12,7 @@ use bkfs::mounting::alone::{Alone, AloneParts};
 use bkfs::mounting::error::MountingError;
 use bkfs::mounting::settings::Settings;
 use bkfs::replicate::progress::CopyProgress;
-use bkfs::replicate::{ReplicateError, Replication};
+use bkfs::replicate::{Pace, ReplicateError, Replication};
 use bkfs::root::choice::KeyChoice;
 use bkfs::root::error::RootError;
 use bkfs::root::memory::FileMemory;
@@ -158,7 +158,7 @@ fn copy(from: &Bucket, to: &Bucket, accept_loss: bool) -> Result<(), ReplicateEr
             accept_loss,
             anew: true,
             replaces: false,
-            commit_bytes: 1 << 20,
+            pace: Pace::every(1 << 20),
             progress: &CopyProgress::default(),
         };
         replication.run(&mut |_| ()).await

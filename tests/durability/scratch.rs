@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use bkfs::mounting::writing::CloneOf;
-use bkfs::replicate::Replication;
 use bkfs::replicate::progress::CopyProgress;
+use bkfs::replicate::{Pace, Replication};
 use bkfs::repository::Repository;
 use bkfs::root::error::{ErrorKind, RootError};
 use bkfs::root::snapshots::{Drill, SnapshotEntry, SnapshotReference};
@@ -291,7 +291,7 @@ fn a_drill_is_noted_on_its_snapshot_and_comes_along_with_a_copy() {
             accept_loss: false,
             anew: false,
             replaces: false,
-            commit_bytes: 1 << 30,
+            pace: Pace::every(1 << 30),
             progress: &CopyProgress::default(),
         };
         replication.run(&mut |_| ()).await.expect("copied");

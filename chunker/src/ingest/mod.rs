@@ -307,4 +307,10 @@ impl Ingest {
     pub fn uncommitted_blobs(&self) -> usize {
         self.session.pending_index().blob_count()
     }
+
+    /// Returns the number of blobs that were found and that no commit refers to yet. Each takes some
+    /// memory too.
+    pub fn uncommitted_references(&self) -> usize {
+        self.session.pending_index().relied_count()
+    }
 }

@@ -51,6 +51,8 @@ pub(crate) struct PendingIndex {
     next_operation: u64,
     /// Packs that uncommitted references name.
     relied: HashMap<PackName, Reliance>,
+    /// The number of blobs in `relied`.
+    relied_count: usize,
     tick: u64,
     /// The session's floor in the root.
     floor: u32,
@@ -122,6 +124,7 @@ impl PendingIndex {
             operations: BTreeMap::new(),
             next_operation: 0,
             relied: HashMap::new(),
+            relied_count: 0,
             tick: 1,
             floor: 0,
             failure: None,
@@ -327,14 +330,19 @@ impl PendingIndex {
 
     /// Ends all reliances whose latest reference was made before this mark.
     pub(crate) fn let_go_before(&mut self, mark: Mark) {
-        self.relied.retain(|_, reliance| reliance.tick > mark.tick);
+        let count = &mut self.relied_count;
+        self.relied.retain(|_, reliance| {
+            let stays = reliance.tick > mark.tick;
+            *count -= if stays { 0 } else { reliance.blobs.len() };
+            stays
+        });
     }
 
     /// Records a reference to a blob in `pack`.
     pub(crate) fn rely_on(&mut self, pack: PackName, kind: Kind, id: Id) {
         let reliance = self.relied.entry(pack).or_default();
         reliance.tick = self.tick;
-        reliance.blobs.insert((kind, id));
+        self.relied_count += usize::from(reliance.blobs.insert((kind, id)));
     }
 
     /// Returns the blobs in these packs that uncommitted references name.
@@ -354,7 +362,7 @@ impl PendingIndex {
                 continue;
             };
             for blob in blobs {
-                reliance.blobs.remove(blob);
+                self.relied_count -= usize::from(reliance.blobs.remove(blob));
             }
             if reliance.blobs.is_empty() {
                 self.relied.remove(pack);
@@ -369,6 +377,13 @@ impl PendingIndex {
         let own = |pack: &PackName| pack.session == session && pack.sequence >= floor;
         let packs = self.relied.keys().copied();
         packs.filter(|pack| !own(pack)).collect()
+    }
+
+    /// Returns the number of blobs that uncommitted references name, counted one by one.
+    #[cfg(test)]
+    pub(crate) fn count_relied(&self) -> usize {
+        let reliances = self.relied.values();
+        reliances.map(|reliance| reliance.blobs.len()).sum()
     }
 
     /// Returns true if any reference relies on this pack, own or not.
@@ -404,6 +419,11 @@ impl PendingIndex {
     /// Returns the number of blobs that no index lists yet.
     pub(crate) fn blob_count(&self) -> usize {
         self.blobs.len()
+    }
+
+    /// Returns the number of blobs elsewhere that uncommitted references name.
+    pub(crate) fn relied_count(&self) -> usize {
+        self.relied_count
     }
 
     fn here(&self) -> Mark {

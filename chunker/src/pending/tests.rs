@@ -295,6 +295,11 @@ impl World {
 
     /// Checks that references made after the mark are still known to be relied on.
     fn check_reliances(&self, mark: Mark, made: u64) {
+        let (count, counted) = (
+            self.pending_index.relied_count(),
+            self.pending_index.count_relied(),
+        );
+        assert_eq!(count, counted, "blobs that are relied on");
         let relied_on = self.pending_index.relied_on();
         for (&id, (_, referred)) in &self.blobs {
             if *referred > made && self.is_in_root(id) && mark.floor > 0 {

@@ -3,6 +3,7 @@
 pub mod context;
 pub mod data;
 pub mod disk;
+pub mod far_mount;
 pub mod floor;
 pub mod format;
 pub mod loop_disk;
@@ -14,6 +15,7 @@ pub mod plot;
 pub mod program;
 pub mod proxy;
 pub mod report;
+pub mod server;
 pub mod servers;
 pub mod suites;
 pub mod targets;

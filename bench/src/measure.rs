@@ -28,6 +28,8 @@ pub struct Run {
     pub stored_bytes: Option<u64>,
     /// Number of requests to the store during the step.
     pub requests: Option<u64>,
+    /// The 99th percentile of the time of one transaction or write, in ms, if it has many.
+    pub p99_ms: Option<f64>,
     /// True if all that it stored came back byte by byte. Tables and plots show no figures of a
     /// record that has an unverified run.
     pub verified: bool,

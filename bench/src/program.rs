@@ -112,6 +112,14 @@ impl Program {
     /// The I/O error of starting the daemon, or a message if it ends or does not answer within 120
     /// s.
     pub fn mount(&self, url: &str, mount_point: &Path) -> Outcome<Mounted> {
+        self.mount_with(url, mount_point, "")
+    }
+
+    /// Same, with `options` as after `-o`.
+    ///
+    /// # Errors
+    /// As [`Program::mount`].
+    pub fn mount_with(&self, url: &str, mount_point: &Path, options: &str) -> Outcome<Mounted> {
         fs::create_dir_all(mount_point)?;
         fs::create_dir_all(&self.home)?;
         let log = fs::OpenOptions::new()
@@ -121,6 +129,7 @@ impl Program {
         let child = self
             .command(&["mount", "-f", url])
             .arg(mount_point)
+            .args((!options.is_empty()).then(|| format!("-o{options}")))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -208,6 +217,17 @@ impl Mounted {
     pub fn snapshot(&self, name: &str) -> Outcome<()> {
         let mut snapshot = self.program.command(&["snapshot"]);
         measure::command(snapshot.arg(&self.mount_point).arg(name)).map(drop)
+    }
+
+    /// Begins to bring all of the tree into the cache. The command ends when it is there.
+    ///
+    /// # Errors
+    /// The I/O error of starting it.
+    pub fn begin_hydration(&self) -> Outcome<Child> {
+        let mut hydrate = self.program.command(&["hydrate"]);
+        hydrate.arg(&self.mount_point);
+        hydrate.stdin(Stdio::null()).stdout(Stdio::null());
+        Ok(hydrate.stderr(Stdio::null()).spawn()?)
     }
 
     /// Returns the number of requests to the store since the mount.

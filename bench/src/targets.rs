@@ -3,35 +3,14 @@
 //! Owns: limits, aims, the measurements that they are compared with, and the names under which
 //! suites report these.
 
-use serde::Serialize;
+mod live;
+mod verdict;
+
+pub use verdict::Verdict;
+use verdict::verdict;
 
 use crate::format::{line, shown};
 use crate::report::Report;
-
-/// A target figure and its result.
-#[derive(Clone, Debug, Serialize)]
-pub struct Verdict {
-    /// Description of the measurement.
-    pub measure: &'static str,
-    /// The figure must not be above this.
-    pub limit: f64,
-    /// The figure should not be above this.
-    pub aim: f64,
-    /// The measured figure; `None` if a suite or a peer was missing.
-    pub measured: Option<f64>,
-}
-
-impl Verdict {
-    /// Returns the result in words.
-    pub fn word(&self) -> &'static str {
-        match self.measured {
-            None => "not measured",
-            Some(figure) if figure <= self.aim => "pass, aim reached",
-            Some(figure) if figure <= self.limit => "pass",
-            Some(_) => "miss",
-        }
-    }
-}
 
 /// Returns every target figure with the measured one.
 pub fn verdicts(report: &Report) -> Vec<Verdict> {
@@ -41,16 +20,8 @@ pub fn verdicts(report: &Report) -> Vec<Verdict> {
     verdicts.extend(of_names(report));
     verdicts.extend(of_puts(report));
     verdicts.extend(of_distance(report));
+    verdicts.extend(live::of_live(report));
     verdicts
-}
-
-fn verdict(measure: &'static str, limit: f64, aim: f64, measured: Option<f64>) -> Verdict {
-    Verdict {
-        measure,
-        limit,
-        aim,
-        measured,
-    }
 }
 
 fn of_the_database(report: &Report) -> Vec<Verdict> {

@@ -2,7 +2,7 @@
 # about: every suite of the benchmarks in its smallest form: restores verified, the report complete;
 # about: no time is judged
 # needs: program apt:restic apt:borgbackup apt:pigz apt:rsync
-# needs: apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench minio
+# needs: apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench apt:postgresql minio
 # limit: 600
 . "$(dirname "$0")/../lib/common.sh"
 
@@ -17,7 +17,7 @@ case_of "the benchmarks build" builds || exit 1
 runs() {
   mkdir -p "$SUITE_TMP/work"
   printf 'before\n<!-- tables: written by bkfs-bench -->\n<!-- end of tables -->\nafter\n' >"$PAGE"
-  (cd "$SUITE_TMP" && "$BENCH" all --size small --repeat 1 --loop --work "$SUITE_TMP/work" \
+  (cd "$SUITE_TMP" && "$BENCH" all live --size small --repeat 1 --loop --work "$SUITE_TMP/work" \
     --output results --page page.md)
 }
 case_of "all suites run" runs || exit 1
@@ -43,7 +43,13 @@ for step in \
   "files|tar -x, two at the same time|bkfs" "stream|pages|bkfs put, from a pipe" \
   "latency|read a snapshot, 20 ms|bkfs" "latency|ls -lR, cold, 20 ms|bkfs" \
   "latency|ls -lR, cold, local bucket|bkfs" "latency|100 random reads, depth 32, 20 ms|bkfs" \
-  "latency|snapshot of an idle mount, 20 ms|bkfs" "micro|pages as pages|bkfs"; do
+  "latency|snapshot of an idle mount, 20 ms|bkfs" "micro|pages as pages|bkfs" \
+  "live|oltp_read_write, durability off|bkfs, scratch" "live|oltp_read_write|bkfs, fsync=local" \
+  "live|oltp_read_write|bkfs, fsync=bucket" "live|oltp_read_write|local disk" \
+  "live|oltp_read_write|restic mount, overlayfs" \
+  "live|oltp_read_only, a pool of an eighth|bkfs, scratch" \
+  "live|oltp_read_only, during hydration|bkfs, scratch" "live|pgbench|bkfs, fsync=local" \
+  "live|16 KiB at random, each synced|bkfs, fsync=local"; do
   IFS='|' read -r suite name system <<<"$step"
   case_of "$suite: $name by $system is verified" measured "$suite" "$name" "$system"
 done
@@ -72,7 +78,9 @@ for measure in \
   "bkfs put of incompressible content ÷" "bkfs put of pages ÷" \
   "bkfs put of incompressible content through a pipe" "bkfs put of pages through a pipe" \
   "restore of a long file and small ones" "cold ls -lR of small files" \
-  "random read of 16 KiB" "such reads at depth 32" "snapshot of an idle mount"; do
+  "random read of 16 KiB" "such reads at depth 32" "snapshot of an idle mount" \
+  "oltp_read_write without durability" "oltp_read_write: a clone" \
+  "oltp_read_only, a pool of an eighth" "p99 of oltp_read_only during hydration"; do
   case_of "there is a figure: $measure" judged "$measure"
 done
 disk() { jq -e '.about | any(.[0] == "disk of the suite files")' "$OUT/report.json"; }

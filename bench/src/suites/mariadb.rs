@@ -209,7 +209,7 @@ fn far(context: &mut Context, database: &Database) -> Outcome<()> {
     remove(&target)?;
     context.note(SUITE, FAR, "bkfs", verified(run));
     for (name, mount) in [
-        ("s3fs", tools::s3fs as tools::FarMount),
+        ("s3fs", tools::s3fs as tools::Backup),
         ("rclone", tools::rclone),
     ] {
         context.peer(name, |context| {

@@ -8,6 +8,7 @@ mod idle;
 mod index;
 mod latency;
 mod listing;
+pub(crate) mod live;
 mod lock;
 mod mariadb;
 mod micro;
@@ -19,8 +20,8 @@ mod stream;
 /// A function that runs a suite with its context.
 pub type Suite = fn(&mut Context) -> Outcome<()>;
 
-/// Every suite, in the order in which `all` runs them.
-pub const SUITES: [(&str, Suite); 7] = [
+/// Every suite, in the order in which they run. `all` is all but [`BY_NAME`].
+pub const SUITES: [(&str, Suite); 8] = [
     ("mariadb", mariadb::run),
     ("stream", stream::run),
     ("files", files::run),
@@ -28,4 +29,8 @@ pub const SUITES: [(&str, Suite); 7] = [
     ("micro", micro::run),
     ("index", index::run),
     ("runs", runs::run),
+    (BY_NAME, live::run),
 ];
+
+/// The suite that takes longer than all others together, and runs only by its name.
+pub const BY_NAME: &str = "live";

@@ -2,15 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use super::database::Database;
 use crate::Outcome;
 use crate::context::Context;
 use crate::disk::{flush, remove, text};
+use crate::far_mount::{self, FarMount};
 use crate::measure::{self, Run, shell};
-use crate::servers::{BUCKET, USER, endpoint};
 
 /// A backup tool with a repository of its own.
 pub(super) struct Tool {
@@ -105,63 +104,18 @@ pub(super) struct Far<'a> {
 }
 
 /// A function that mounts, backs up, unmounts and verifies.
-pub(super) type FarMount = fn(&Far<'_>, &Database) -> Outcome<Run>;
+pub(super) type Backup = fn(&Far<'_>, &Database) -> Outcome<Run>;
 
-/// Runs s3fs, which uploads each file when it is closed.
+/// Runs s3fs.
 pub(super) fn s3fs(far: &Far<'_>, database: &Database) -> Outcome<Run> {
-    let secret = far.work.join("s3fs-password");
-    std::fs::write(&secret, format!("{}:{}", USER.0, USER.1))?;
-    shell(&format!("chmod 600 {}", text(&secret)))?;
-    let mut command = Command::new(far.binary);
-    command
-        .args([BUCKET, text(far.point), "-f"])
-        .args([
-            "-o",
-            &format!(
-                "passwd_file={},url={},use_path_request_style",
-                text(&secret),
-                endpoint(far.address)
-            ),
-        ])
-        .args(["-o", &format!("tmpdir={}", text(far.work))]);
+    let command = far_mount::s3fs(far.binary, far.address, far.point, far.work)?;
     backup_onto(command, far, database, "s3fs")
 }
 
-/// Runs rclone mount. Its writes wait in a cache for their upload, so they are durable after the
-/// unmount.
+/// Runs rclone mount.
 pub(super) fn rclone(far: &Far<'_>, database: &Database) -> Outcome<Run> {
     let cache = far.work.join("rclone-cache");
-    let mut command = Command::new(far.binary);
-    // Some versions do not start if this variable is set.
-    command.env_remove("AWS_CA_BUNDLE");
-    command
-        .args([
-            "--config",
-            "/dev/null",
-            "mount",
-            &format!(":s3:{BUCKET}/rclone"),
-            text(far.point),
-        ])
-        .args([
-            "--s3-provider",
-            "Minio",
-            "--s3-endpoint",
-            &endpoint(far.address),
-        ])
-        .args([
-            "--s3-access-key-id",
-            USER.0,
-            "--s3-secret-access-key",
-            USER.1,
-        ])
-        .args([
-            "--vfs-cache-mode",
-            "writes",
-            "--vfs-write-back",
-            "0s",
-            "--cache-dir",
-            text(&cache),
-        ]);
+    let command = far_mount::rclone(far.binary, far.address, far.point, &cache, "writes");
     let run = backup_onto(command, far, database, "rclone");
     remove(&cache)?;
     run
@@ -173,50 +127,15 @@ fn backup_onto(
     database: &Database,
     name: &str,
 ) -> Outcome<Run> {
-    let (mut run, ending_s) = on_mount(&mut command, far.point, || {
-        shell(&database.backup(&far.point.join(name)))
-    })?;
-    run.wall_s += ending_s;
+    let mount = FarMount::start(&mut command, far.point)?;
+    let mut run = shell(&database.backup(&far.point.join(name)))?;
+    run.wall_s += mount.unmount()?;
     // The measured processor time is that of the writing program; that of the daemon is not known.
     run.cpu_s = None;
     run.anon_bytes = None;
     // Mounts again, so that the compared bytes come from the store.
-    let (compared, _) = on_mount(&mut command, far.point, || {
-        Ok(database.same_tables(&far.point.join(name)))
-    })?;
-    compared?;
+    let mount = FarMount::start(&mut command, far.point)?;
+    database.same_tables(&far.point.join(name))?;
+    mount.unmount()?;
     Ok(run)
-}
-
-/// Runs `work` on a mount that `command` serves in the foreground. Returns its result, and the
-/// seconds that unmounting took.
-fn on_mount<T>(
-    command: &mut Command,
-    point: &Path,
-    work: impl FnOnce() -> Outcome<T>,
-) -> Outcome<(T, f64)> {
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let is_mounted = || shell(&format!("mountpoint -q {}", text(point))).is_ok();
-    while !is_mounted() {
-        if child.try_wait()?.is_some() || Instant::now() > deadline {
-            let _ = child.kill();
-            return Err("the mount does not appear".into());
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    let done = work();
-    let ended = end(&mut child, point);
-    Ok((done?, ended?))
-}
-
-fn end(child: &mut Child, point: &Path) -> Outcome<f64> {
-    let began = Instant::now();
-    shell(&format!("umount {}", text(point)))?;
-    child.wait()?;
-    Ok(began.elapsed().as_secs_f64())
 }

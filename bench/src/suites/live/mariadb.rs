@@ -1,0 +1,139 @@
+//! MariaDB with the transactions of sysbench, eight at a time.
+
+use std::path::Path;
+
+use super::load::{Done, Sources};
+use crate::Outcome;
+use crate::measure::stored_bytes;
+use crate::server::{self, Server, TABLES};
+
+/// The part of the data that is MariaDB's.
+pub(super) const PART: &str = "mariadb";
+
+/// Seconds of a load that runs while a clone is brought into the cache, at most.
+const EARLY_S: u64 = 10;
+
+/// Makes the data directory, with the server ended in order.
+pub(super) fn make(directory: &Path, rows: u32) -> Outcome<()> {
+    let data = directory.join(PART);
+    server::install(&data)?;
+    let runtime = runtime(directory);
+    let server = Server::start(&data, &runtime, &["--innodb-log-file-size=256M"])?;
+    server.fill(rows)?;
+    server.sql("SET GLOBAL innodb_fast_shutdown = 0")?;
+    server.stop()
+}
+
+/// Returns the bytes of the tables.
+pub(super) fn bytes(directory: &Path) -> u64 {
+    stored_bytes(&directory.join(PART).join("sbtest"))
+}
+
+/// Runs reading and writing transactions with a buffer pool of `pool` bytes.
+pub(super) fn write(sources: &Sources, at: &Path, pool: u64, is_durable: bool) -> Outcome<Done> {
+    let durability: &[&str] = match is_durable {
+        true => &["--innodb-flush-log-at-trx-commit=1"],
+        false => &[
+            "--innodb-flush-log-at-trx-commit=0",
+            "--skip-innodb-doublewrite",
+        ],
+    };
+    let server = start(sources, at, pool, durability)?;
+    let done = load(&server, sources, "oltp_read_write", sources.seconds, true)?;
+    server.stop()?;
+    // What a server finds that starts on it.
+    let server = start(sources, at, pool, durability)?;
+    check(&server, sources.rows)?;
+    server.stop()?;
+    Ok(done)
+}
+
+/// Runs reading transactions, once the pool is warm.
+pub(super) fn read(sources: &Sources, at: &Path, pool: u64) -> Outcome<Done> {
+    let server = start(sources, at, pool, &[])?;
+    let done = load(
+        &server,
+        sources,
+        "oltp_read_only",
+        sources.seconds / 2,
+        true,
+    )?;
+    check(&server, sources.rows)?;
+    server.stop()?;
+    Ok(done)
+}
+
+/// Runs reading transactions as soon as the server answers.
+pub(super) fn read_at_once(sources: &Sources, at: &Path, pool: u64) -> Outcome<Done> {
+    let server = start(sources, at, pool, &[])?;
+    let seconds = sources.seconds.min(EARLY_S);
+    let done = load(&server, sources, "oltp_read_only", seconds, false)?;
+    server.stop()?;
+    Ok(done)
+}
+
+fn runtime(directory: &Path) -> std::path::PathBuf {
+    directory.with_file_name("running")
+}
+
+fn start(sources: &Sources, at: &Path, pool: u64, more: &[&str]) -> Outcome<Server> {
+    let pool = format!("--innodb-buffer-pool-size={}", pool.max(16 << 20));
+    let mut options = vec![pool.as_str(), "--innodb-log-file-size=256M"];
+    // A pool that the last server had would make the next one warm.
+    options.push("--innodb-buffer-pool-load-at-startup=0");
+    options.extend(more);
+    Server::start(&at.join(PART), &runtime(&sources.directory), &options)
+}
+
+fn load(
+    server: &Server,
+    sources: &Sources,
+    script: &str,
+    seconds: u64,
+    is_warm: bool,
+) -> Outcome<Done> {
+    let run = |seconds: u64| {
+        let rest = format!("--threads=8 --events=0 --time={seconds} --percentile=99 run");
+        server.sysbench(script, sources.rows, &rest)
+    };
+    if is_warm {
+        run(seconds.div_ceil(4))?;
+    }
+    let said = run(seconds.max(1))?;
+    Ok(Done {
+        rate: figure(&said, "transactions:", '(').ok_or("sysbench tells no rate")?,
+        p99_ms: figure(&said, "99th percentile:", ':'),
+    })
+}
+
+/// Returns the number after `mark` on the line with this name.
+fn figure(said: &str, name: &str, mark: char) -> Option<f64> {
+    let line = said.lines().find(|line| line.trim().starts_with(name))?;
+    let (_, rest) = line.rsplit_once(mark)?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
+/// Checks that each table is sound and has all of its rows.
+fn check(server: &Server, rows: u32) -> Outcome<()> {
+    for table in 1..=TABLES {
+        let told = server.sql(&format!("CHECK TABLE sbtest.sbtest{table}"))?;
+        let count = server.sql(&format!("SELECT COUNT(*) FROM sbtest.sbtest{table}"))?;
+        if !told.trim_end().ends_with("\tOK") || count.trim() != rows.to_string() {
+            return Err(format!("table {table}: {told}{count} of {rows} rows").into());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::figure;
+
+    #[test]
+    fn figures_of_sysbench_are_found() {
+        let said = "    transactions:    4321   (205.72 per sec.)\n  99th percentile:   65.65\n";
+        assert_eq!(figure(said, "transactions:", '('), Some(205.72));
+        assert_eq!(figure(said, "99th percentile:", ':'), Some(65.65));
+        assert_eq!(figure(said, "95th percentile:", ':'), None);
+    }
+}

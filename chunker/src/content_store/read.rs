@@ -17,7 +17,7 @@ use crate::chunking::segment::{self, Segment};
 use crate::error::ContentError;
 use crate::extent::{Piece, Target};
 use crate::gate::Reservation;
-use crate::hydrate::{FrameAnswer, FrameKey, Reader, Source};
+use crate::hydrate::{FrameAnswer, FrameKey, Reader, Source, UsedFrames};
 use crate::id::{Id, Kind};
 use crate::pending::Pending;
 
@@ -306,8 +306,9 @@ impl Reader {
         urgency: Urgency,
     ) -> Vec<Result<Bytes, ContentError>> {
         let mut searches: Vec<Search> = Vec::with_capacity(wanted.len());
+        let mut used = UsedFrames::default();
         for &(kind, id) in wanted {
-            searches.push(self.search(kind, id).await);
+            searches.push(self.search(kind, id, &mut used).await);
         }
         loop {
             let (asked, sources) = next_sources(&mut searches);
@@ -336,7 +337,7 @@ impl Reader {
     }
 
     /// Finds the copies of a blob.
-    async fn search(&self, kind: Kind, id: Id) -> Search {
+    async fn search(&self, kind: Kind, id: Id, used: &mut UsedFrames) -> Search {
         let mut search = Search {
             kind,
             id,
@@ -347,6 +348,9 @@ impl Reader {
             is_located: false,
         };
         self.search_pending(&mut search);
+        if search.found.is_none() && kind == Kind::Chunk {
+            search.found = self.chunk_in_memory(&id, used);
+        }
         if search.found.is_some() {
             return search;
         }

@@ -188,6 +188,7 @@ impl Reader {
 
     pub(super) fn land(&self, key: FrameKey, duty: Duty<FrameAnswer>, answer: FrameAnswer) {
         if let Ok(frame) = &answer {
+            self.hints.note(key, frame.chunks());
             self.frames.put(key, frame.memory(), Arc::clone(frame));
         }
         self.single_flight.land(key, duty, answer);

@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::RwLock;
 use tokio::sync::Notify;
 
+use super::hints::Hints;
 use super::plan::RANGE_BYTES;
 use super::single_flight::SingleFlight;
 use crate::budget::MemoryBudget;
@@ -100,6 +101,8 @@ pub(crate) struct Reader {
     pub(super) raised: Notify,
     /// Bounds the memory of what lists of prefetches fetch. It is a part of that of all fetches.
     pub(crate) prefetch_memory: ByteGate,
+    /// Where chunks of frames in memory are.
+    pub(super) hints: Hints,
     /// Bounds the memory of what is fetched for pins. It is a part of that of all fetches.
     pub(super) hydration_gate: ByteGate,
 }
@@ -160,6 +163,7 @@ impl Reader {
             single_flight: SingleFlight::new(),
             regions: MemoryCache::new(REGIONS),
             pending: RwLock::default(),
+            hints: Hints::new(),
         }
     }
 

@@ -319,6 +319,15 @@ impl NamedFrame {
         is_it.then_some(bytes)
     }
 
+    /// Returns the chunks of a frame of a data pack: the slot and the id of each.
+    pub fn chunks(&self) -> impl Iterator<Item = (u16, Id)> {
+        let named = (0..).zip(&self.ids);
+        named.filter_map(|(slot, name)| match name.get() {
+            Some((Kind::Chunk, id)) => Some((slot, *id)),
+            _ => None,
+        })
+    }
+
     /// Returns the memory that the frame takes, in bytes.
     pub fn memory(&self) -> u64 {
         (self.frame.memory() + self.ids.len() * size_of::<OnceLock<(Kind, Id)>>()) as u64 + 64

@@ -63,6 +63,33 @@ async fn a_restart_fetches_nothing_twice() {
 }
 
 #[tokio::test]
+async fn what_is_in_memory_is_read_without_the_index() {
+    let mut world = World::new(39, true);
+    let content_store = world.loaded().await;
+    let ingest = world.ingest(&content_store);
+    let file = noise(390, MIB);
+    let stored = store_file(&ingest, Profile::Grid, &file, MIB).await;
+    world.commit(&ingest).await;
+    drop((ingest, content_store));
+
+    let content_store = world.loaded().await;
+    assert!(read_file(&content_store, &stored).await.expect("reads") == file);
+    let nothing = IndexSources::of_objects(&[]);
+    let emptied = content_store.load_index(&nothing, &HashSet::new()).await;
+    emptied.expect("the index loads");
+    let before = content_store.metrics().memory_hits;
+    assert!(read_file(&content_store, &stored).await.expect("reads") == file);
+    // One read uses a frame once, whatever it takes of it.
+    let used = content_store.metrics().memory_hits - before;
+    assert!((8..16).contains(&used), "{used} uses of about eight frames");
+
+    let other = world.content_store();
+    let emptied = other.load_index(&nothing, &HashSet::new()).await;
+    emptied.expect("the index loads");
+    assert!(read_file(&other, &stored).await.is_err());
+}
+
+#[tokio::test]
 async fn nothing_is_kept_on_disk_where_requests_cost_little() {
     let mut world = World::new(29, true);
     let content_store = world.loaded().await;

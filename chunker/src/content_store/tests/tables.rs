@@ -246,6 +246,9 @@ async fn a_table_that_is_damaged_twice_stays_in_memory() {
     machine.fetched();
     for _ in 0..2 {
         overwrite(&machine.path(), &spoiled(&machine.table()));
+        // A read of what is in memory asks no table.
+        let places = content_store.places(&machine.some_id()).await;
+        assert!(!places.expect("it is made anew").is_empty());
         machine.assert_reads(&content_store).await;
         assert_eq!(machine.fetched(), 1);
     }

@@ -228,7 +228,13 @@ impl Writer {
             return;
         }
         let held = self.to.volume_entry(&self.volume).building;
-        let left = self.unfinished().filter(|left| held == Some(*left));
+        let mut left = self.unfinished().filter(|left| held == Some(*left));
+        if let Some(tree) = left {
+            // The next commit checks that it is live: one that is not known to be made may have
+            // given it up.
+            let adopted = self.ingest.adopt_blob(Kind::Node, tree).await;
+            left = left.filter(|_| adopted.is_ok());
+        }
         match self.commit(left.unwrap_or(tree), entry, None).await {
             Ok(_) => self.is_whole.store(true, Ordering::Relaxed),
             Err(error) => tracing::debug!("the volume stays as far as the copy came: {error}"),

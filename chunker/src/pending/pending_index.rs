@@ -421,7 +421,7 @@ impl PendingIndex {
         self.blobs.len()
     }
 
-    /// Returns the number of blobs elsewhere that uncommitted references name.
+    /// Returns the number of blobs in packs that uncommitted references name.
     pub(crate) fn relied_count(&self) -> usize {
         self.relied_count
     }

@@ -3,7 +3,7 @@
 # about: no time is judged
 # needs: program apt:restic apt:borgbackup apt:pigz apt:rsync
 # needs: apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench apt:postgresql minio
-# limit: 600
+# limit: 900
 . "$(dirname "$0")/../lib/common.sh"
 
 export BKFS_BIN
@@ -46,7 +46,6 @@ for step in \
   "latency|snapshot of an idle mount, 20 ms|bkfs" "micro|pages as pages|bkfs" \
   "live|oltp_read_write, durability off|bkfs, scratch" "live|oltp_read_write|bkfs, fsync=local" \
   "live|oltp_read_write|bkfs, fsync=bucket" "live|oltp_read_write|local disk" \
-  "live|oltp_read_write|restic mount, overlayfs" \
   "live|oltp_read_only, a pool of an eighth|bkfs, scratch" \
   "live|oltp_read_only, during hydration|bkfs, scratch" "live|pgbench|bkfs, fsync=local" \
   "live|16 KiB at random, each synced|bkfs, fsync=local"; do

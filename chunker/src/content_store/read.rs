@@ -320,7 +320,7 @@ impl Reader {
                 break;
             }
             let keys: Vec<(FrameKey, u16)> = sources.iter().map(Source::place).collect();
-            let answers = self.frames(sources, urgency).await;
+            let answers = self.further_frames(used.answers(), sources, urgency).await;
             for (position, (key, slot)) in asked.into_iter().zip(keys) {
                 let answer = answers.get(&key).cloned();
                 self.consider(&mut searches[position], key, slot, answer);

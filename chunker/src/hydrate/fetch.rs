@@ -100,7 +100,16 @@ impl Reader {
         sources: Vec<Source>,
         urgency: Urgency,
     ) -> Answers {
-        let mut answers = Answers::new();
+        self.further_frames(Answers::new(), sources, urgency).await
+    }
+
+    /// Same, if some frames are there already, which are `answers`.
+    pub(crate) async fn further_frames(
+        self: &Arc<Self>,
+        mut answers: Answers,
+        sources: Vec<Source>,
+        urgency: Urgency,
+    ) -> Answers {
         let mut wanted = sources;
         for _ in 0..ASKED_MAX {
             wanted = self.ask(wanted, urgency, &mut answers).await;

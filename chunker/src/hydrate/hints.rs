@@ -10,14 +10,13 @@ use parking_lot::Mutex;
 use crate::id::Id;
 use crate::pack::PackName;
 
-/// Chunks that are known: about as many pages of a database as fit into 256 MiB. Each takes 56
-/// bytes.
-const HINTS: usize = 1 << 14;
-
+/// Where a chunk is, if it is that one.
 #[derive(Clone, Copy)]
 struct Hint {
-    id: Id,
-    frame: (PackName, u16),
+    pack: PackName,
+    /// A part of the chunk's id.
+    tag: u32,
+    frame: u16,
     slot: u16,
 }
 
@@ -31,29 +30,45 @@ impl fmt::Debug for Hints {
 }
 
 impl Hints {
-    pub(super) fn new() -> Self {
-        Self(Mutex::new(vec![None; HINTS]))
+    /// Returns a table that takes `bytes` bytes, or a place.
+    pub(super) fn new(bytes: u64) -> Self {
+        let places = bytes as usize / size_of::<Option<Hint>>();
+        Self(Mutex::new(vec![None; places.max(1)]))
     }
 
     /// Notes the chunks of a frame, each with its slot.
-    pub(super) fn note(&self, frame: (PackName, u16), chunks: impl Iterator<Item = (u16, Id)>) {
+    pub(super) fn note(
+        &self,
+        (pack, frame): (PackName, u16),
+        chunks: impl Iterator<Item = (u16, Id)>,
+    ) {
         let mut hints = self.0.lock();
+        let places = hints.len();
         for (slot, id) in chunks {
-            hints[place(&id)] = Some(Hint { id, frame, slot });
+            let (place, tag) = part(&id, places);
+            hints[place] = Some(Hint {
+                pack,
+                tag,
+                frame,
+                slot,
+            });
         }
     }
 
-    /// Returns the frame that had the chunk, and its slot there.
+    /// Returns the frame that probably has the chunk, and its slot there.
     pub(super) fn find(&self, id: &Id) -> Option<((PackName, u16), u16)> {
-        let hint = self.0.lock()[place(id)]?;
-        (hint.id == *id).then_some((hint.frame, hint.slot))
+        let hints = self.0.lock();
+        let (place, tag) = part(id, hints.len());
+        let hint = hints[place].filter(|hint| hint.tag == tag)?;
+        Some(((hint.pack, hint.frame), hint.slot))
     }
 }
 
-/// Ids are spread evenly.
-fn place(id: &Id) -> usize {
-    let head = [id.0[0], id.0[1], id.0[2], id.0[3]];
-    u32::from_le_bytes(head) as usize % HINTS
+/// Returns the place of a chunk, and what tells it from others there. Ids are spread evenly.
+fn part(id: &Id, places: usize) -> (usize, u32) {
+    let [a, b, c, d, e, f, g, h, ..] = id.0;
+    let place = u32::from_le_bytes([a, b, c, d]) as usize % places;
+    (place, u32::from_le_bytes([e, f, g, h]))
 }
 
 #[cfg(test)]
@@ -62,14 +77,15 @@ mod tests {
 
     #[test]
     fn the_last_chunk_of_a_place_is_known() {
-        let hints = Hints::new();
+        let hints = Hints::new(1 << 20);
         let pack = PackName {
             session: 1,
             sequence: 2,
             random: 3,
         };
         let (one, mut two) = (Id([1; 32]), Id([1; 32]));
-        two.0[31] = 2;
+        two.0[7] = 2;
+        assert_eq!(size_of::<Option<Hint>>(), 32);
         assert_eq!(hints.find(&one), None);
         hints.note((pack, 4), [(0, Id([9; 32])), (1, one)].into_iter());
         assert_eq!(hints.find(&one), Some(((pack, 4), 1)));

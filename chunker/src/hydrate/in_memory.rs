@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::reader::{FrameKey, Reader};
+use super::reader::{Answers, FrameKey, Reader};
 use crate::id::{Id, Kind};
 use crate::pack::NamedFrame;
 
@@ -13,6 +13,15 @@ use crate::pack::NamedFrame;
 /// is one use of it.
 #[derive(Debug, Default)]
 pub(crate) struct UsedFrames(HashMap<FrameKey, Option<Arc<NamedFrame>>>);
+
+impl UsedFrames {
+    /// Returns them as answers, for chunks of them that were found in another way.
+    pub(crate) fn answers(&self) -> Answers {
+        let frames = self.0.iter();
+        let known = frames.filter_map(|(key, frame)| Some((*key, Ok(Arc::clone(frame.as_ref()?)))));
+        known.collect()
+    }
+}
 
 impl Reader {
     /// Returns a chunk of a frame in memory, if it is known which one has it.

@@ -1,7 +1,7 @@
 //! Frames for the read path: fetch, verify, decode, cache.
 //!
-//! `reader` holds the state, `fetch` fetches frames for callers, and `pinning` those of pins. Which copy of a blob is read, and what
-//! files are assembled from, is decided above (`content_store`).
+//! `reader` holds the state, `fetch` fetches frames for callers, and `pinning` those of pins. Which
+//! copy of a blob is read, and what files are assembled from, is decided above (`content_store`).
 
 mod fetch;
 mod hints;

@@ -34,7 +34,7 @@ pub(crate) type FrameKey = (PackName, u16);
 pub(crate) type FrameAnswer = Result<Arc<NamedFrame>, ContentError>;
 
 /// Fetched frames and errors, by frame.
-pub(super) type Answers = HashMap<FrameKey, FrameAnswer>;
+pub(crate) type Answers = HashMap<FrameKey, FrameAnswer>;
 
 /// A region of a pack that holds frames: the pack, and the number of the region in it.
 pub(super) type Region = (PackName, u64);
@@ -51,6 +51,10 @@ const HYDRATION_SHARE: u64 = 4;
 
 /// Divisor of the memory cache: one part of this many holds segments.
 const SEGMENT_SHARE: u64 = 8;
+
+/// Divisor of the memory cache: one part of this many tells where chunks in memory are. This is two
+/// places for each chunk of 16 KiB.
+const HINT_SHARE: u64 = 256;
 
 /// Bytes of pack openers that are cached: about four thousand openers.
 const OPENER_BYTES: u64 = 4 << 20;
@@ -134,6 +138,8 @@ impl Reader {
     pub(crate) fn new(parts: ReaderParts) -> Self {
         let cache_bytes = parts.memory.cache_bytes;
         let segment_bytes = cache_bytes / SEGMENT_SHARE;
+        let hint_bytes = cache_bytes / HINT_SHARE;
+        let frame_bytes = cache_bytes - segment_bytes - hint_bytes;
         Self {
             link: parts.link,
             keyring: parts.keyring,
@@ -157,13 +163,13 @@ impl Reader {
                 let all = parts.memory.decoding_bytes();
                 ByteGate::new(all - all / NOW_SHARE)
             },
-            frames: MemoryCache::new(cache_bytes - segment_bytes),
+            frames: MemoryCache::new(frame_bytes),
             segments: MemoryCache::new(segment_bytes),
             openers: MemoryCache::new(OPENER_BYTES),
             single_flight: SingleFlight::new(),
             regions: MemoryCache::new(REGIONS),
             pending: RwLock::default(),
-            hints: Hints::new(),
+            hints: Hints::new(hint_bytes),
         }
     }
 

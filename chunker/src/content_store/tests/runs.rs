@@ -180,6 +180,10 @@ async fn a_first_read_takes_few_requests_and_its_neighbours_none() {
     let bound = 2 * packs as u64 + file.len() as u64 / MIB as u64 + 4;
     assert!(of_packs <= bound, "{of_packs} requests, {packs} packs");
     let before = asked("");
+    // What is in memory is read without any look-up.
+    let target = stored.extents[0].target.expect("it is noise");
+    let places = content_store.places(&target.id()).await;
+    places.expect("it is known where it lies");
     read_file(&content_store, stored).await.expect("reads");
     assert_eq!(asked("runs/"), of_runs, "footers answer");
     assert!(asked("") - before <= of_packs, "no more than before");

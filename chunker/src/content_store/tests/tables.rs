@@ -253,6 +253,8 @@ async fn a_table_that_is_damaged_twice_stays_in_memory() {
         assert_eq!(machine.fetched(), 1);
     }
     assert!(!machine.path().exists());
+    let places = content_store.places(&machine.some_id()).await;
+    assert!(!places.expect("it is in memory").is_empty());
     machine.assert_reads(&content_store).await;
     assert_eq!(machine.fetched(), 0);
 }

@@ -114,7 +114,8 @@ impl ByteGate {
         (self.lendable, self.lent.load(Ordering::Relaxed))
     }
 
-    /// Returns the bytes that are reserved now, without those that are lent.
+    /// Returns the bytes that are reserved now, without those that are lent. A loan that is returned
+    /// at this moment may count.
     pub(crate) fn used(&self) -> u64 {
         let taken = self.capacity - self.semaphore.available_permits() as u64;
         taken.saturating_sub(self.lent.load(Ordering::Relaxed))

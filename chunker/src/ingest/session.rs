@@ -77,10 +77,10 @@ impl Session {
         let lendable = match &overflow {
             None => budget / 2,
             // A store that does not answer gives no loan back, and the spool takes only packs that
-            // are closed. So what is being sent, three packs that are open, and what is on its way
-            // into them must fit nevertheless.
+            // are closed. So what is being sent, two open packs of each class (one is full, and the
+            // next has begun), and what is on its way into them must fit nevertheless.
             Some(overflow) => {
-                let kept = overflow.flight.capacity() + 3 * target + GATHERED_BYTES;
+                let kept = overflow.flight.capacity() + 4 * target + GATHERED_BYTES;
                 budget.saturating_sub(kept)
             }
         };

@@ -433,14 +433,18 @@ impl Replication<'_> {
         Ok(writer.commit_apart(tree, entry, snapshot).await?)
     }
 
-    /// Returns the lowest inode number that the tree of a snapshot never used. Without its record,
-    /// the tree says what it uses.
+    /// Returns the lowest inode number that the tree of a snapshot never used. The tree says what it
+    /// uses now, and its record what it used before. The record of a copy that an older program made
+    /// has the number of the source's volume, which may be lower. Without a record the tree is
+    /// enough.
     async fn next_inode(&self, entry: &SnapshotEntry) -> Result<u64, RootError> {
+        let unused = unused_inode(self.from, entry).await?;
         match next_inode(self.from, entry).await {
-            Err(error) if error.kind() == ErrorKind::Damaged => {
-                unused_inode(self.from, entry).await
-            }
-            next_inode => next_inode,
+            Ok(next_inode) => Ok(next_inode.max(unused)),
+            Err(error) => match error.kind() {
+                ErrorKind::Damaged | ErrorKind::Unavailable => Ok(unused),
+                _ => Err(error),
+            },
         }
     }
 

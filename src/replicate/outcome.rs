@@ -62,7 +62,9 @@ impl ReplicateError {
                 | RootError::Rebuilt { .. }
                 | RootError::Replaced { .. }
                 | RootError::OtherLockRule
-                | RootError::NotAtomic { .. },
+                | RootError::NotAtomic { .. }
+                | RootError::UnfitStore { .. }
+                | RootError::ReadOnlyFeatures,
             ) => false,
             Self::Root(error) => matches!(
                 error.kind(),

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::Kind;
 use bkfs_chunker::ingest::Ingest;
 
@@ -23,6 +24,7 @@ use crate::root::view::RootView;
 use crate::root::volumes::SCRATCH_PREFIX;
 use crate::tree::key;
 use crate::tree::map::Tree;
+use crate::volume::error::VolumeError;
 
 pub mod reap;
 pub mod undo;
@@ -191,7 +193,10 @@ pub(crate) async fn unused_inode(
     let damaged = |reason: &dyn std::fmt::Display| RootError::damaged(&key, reason);
     let nodes = repository.nodes.as_ref();
     let last = Tree::new(tree).last_in(nodes, key::everything()).await;
-    let last = last.map_err(|error| damaged(&error))?;
+    let last = last.map_err(|error| match (error.is_damage(), error) {
+        (false, VolumeError::ContentStore(cause)) => ContentError::clone(&cause).into(),
+        (_, error) => damaged(&error),
+    })?;
     let used = match last {
         Some((key, _)) => key.inode().map_err(|error| damaged(&error))?,
         None => 0,

@@ -137,6 +137,11 @@ impl World {
             }
             Event::Commit => self.commit(),
         }
+        let (count, counted) = (
+            self.pending_index.relied_count(),
+            self.pending_index.count_relied(),
+        );
+        assert_eq!(count, counted, "blobs that are relied on");
     }
 
     fn store(&mut self, class: Class, number: u8, length: u32) {
@@ -295,11 +300,6 @@ impl World {
 
     /// Checks that references made after the mark are still known to be relied on.
     fn check_reliances(&self, mark: Mark, made: u64) {
-        let (count, counted) = (
-            self.pending_index.relied_count(),
-            self.pending_index.count_relied(),
-        );
-        assert_eq!(count, counted, "blobs that are relied on");
         let relied_on = self.pending_index.relied_on();
         for (&id, (_, referred)) in &self.blobs {
             if *referred > made && self.is_in_root(id) && mark.floor > 0 {
@@ -400,4 +400,27 @@ fn a_frame_that_lacks_a_blob_is_not_sealed() {
     let (full, place) = world.working.remove(0);
     let sealed = full.frame.seal(place, &mut world.encoder, Effort::None);
     assert!(matches!(sealed, Err(PackError::Inconsistent(_))));
+}
+
+#[test]
+fn what_has_another_place_is_relied_on_no_more() {
+    let mut world = World::new();
+    let packs = [1, 2].map(|random| PackName {
+        session: 1,
+        sequence: 1,
+        random,
+    });
+    let blobs = [1, 2].map(|number| World::blob(Class::DataPack, number));
+    for pack in packs {
+        for (kind, id) in blobs {
+            world.pending_index.rely_on(pack, kind, id);
+        }
+    }
+    assert_eq!(world.pending_index.relied_count(), 4);
+    world.pending_index.let_go(&packs[..1], &blobs[..1]);
+    world.pending_index.let_go(&packs[..1], &blobs[..1]);
+    assert_eq!(world.pending_index.relied_count(), 3);
+    world.pending_index.let_go(&packs, &blobs);
+    assert_eq!(world.pending_index.relied_count(), 0);
+    assert!(world.pending_index.relied_on().is_empty());
 }

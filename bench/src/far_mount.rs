@@ -17,7 +17,8 @@ use crate::servers::{BUCKET, USER, endpoint};
 #[derive(Debug)]
 pub struct FarMount {
     child: Child,
-    point: PathBuf,
+    /// `None` once it is unmounted.
+    point: Option<PathBuf>,
 }
 
 impl FarMount {
@@ -33,7 +34,7 @@ impl FarMount {
             .spawn()?;
         let mut mount = Self {
             child,
-            point: point.to_owned(),
+            point: Some(point.to_owned()),
         };
         let deadline = Instant::now() + Duration::from_secs(60);
         while shell(&format!("mountpoint -q {}", text(point))).is_err() {
@@ -51,7 +52,10 @@ impl FarMount {
     /// As [`shell`].
     pub fn unmount(mut self) -> Outcome<f64> {
         let began = Instant::now();
-        shell(&format!("umount {}", text(&self.point)))?;
+        if let Some(point) = &self.point {
+            shell(&format!("umount {}", text(point)))?;
+        }
+        self.point = None;
         self.child.wait()?;
         Ok(began.elapsed().as_secs_f64())
     }
@@ -59,12 +63,14 @@ impl FarMount {
 
 impl Drop for FarMount {
     fn drop(&mut self) {
-        if matches!(self.child.try_wait(), Ok(None)) {
-            // What used the mount has failed, and errors of this are ignored.
-            let _ = Command::new("umount").arg("-l").arg(&self.point).status();
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
+        let Some(point) = &self.point else {
+            return;
+        };
+        // Something has failed, perhaps the tool itself, and errors of this are ignored.
+        let mut unmount = Command::new("umount");
+        let _ = unmount.arg("-l").arg(point).stderr(Stdio::null()).status();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::Outcome;
 use crate::disk::text;
-use crate::measure::{shell, shell_command};
+use crate::measure::shell;
 
 /// Number of tables that sysbench makes.
 pub const TABLES: u32 = 4;
@@ -69,7 +69,10 @@ impl Server {
         let deadline = Instant::now() + PATIENCE;
         while server.sql("SELECT 1").is_err() {
             if server.child.try_wait()?.is_some() || Instant::now() > deadline {
-                return Err("the database server does not start".into());
+                let log = fs::read_to_string(runtime.join("log")).unwrap_or_default();
+                let lines: Vec<&str> = log.lines().collect();
+                let last = lines[lines.len().saturating_sub(5)..].join("\n");
+                return Err(format!("the database server does not start:\n{last}").into());
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -111,7 +114,8 @@ impl Server {
         let said = self.socket.with_file_name("sysbench");
         shell(&format!(
             "sysbench {script} --db-driver=mysql --mysql-socket={} --mysql-user=root \
-             --mysql-db=sbtest --tables={TABLES} --table-size={rows} --rand-type=uniform {rest} >{}",
+             --mysql-db=sbtest --tables={TABLES} --table-size={rows} --rand-type=uniform {rest} \
+             >{}",
             text(&self.socket),
             text(&said)
         ))?;
@@ -131,15 +135,17 @@ impl Server {
     /// Ends the server as its administrator does.
     ///
     /// # Errors
-    /// The I/O error of running the client.
+    /// As [`shell`], or a message if the server fails.
     pub fn stop(mut self) -> Outcome<()> {
-        let mut shutdown = shell_command(&format!(
+        shell(&format!(
             "mariadb-admin --no-defaults --user=root --socket={} shutdown",
             text(&self.socket)
-        ));
-        shutdown.status()?;
-        self.child.wait()?;
-        Ok(())
+        ))?;
+        let status = self.child.wait()?;
+        match status.success() {
+            true => Ok(()),
+            false => Err(format!("the database server ended with {status}").into()),
+        }
     }
 }
 

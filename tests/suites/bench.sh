@@ -47,7 +47,7 @@ for step in \
   "live|oltp_read_write, durability off|bkfs, scratch" "live|oltp_read_write|bkfs, fsync=local" \
   "live|oltp_read_write|bkfs, fsync=bucket" "live|oltp_read_write|local disk" \
   "live|oltp_read_only, a pool of an eighth|bkfs, scratch" \
-  "live|oltp_read_only, during hydration|bkfs, scratch" "live|pgbench|bkfs, fsync=local" \
+  "live|oltp_read_only, after hydration|bkfs, scratch" "live|pgbench|bkfs, fsync=local" \
   "live|16 KiB at random, each synced|bkfs, fsync=local"; do
   IFS='|' read -r suite name system <<<"$step"
   case_of "$suite: $name by $system is verified" measured "$suite" "$name" "$system"
@@ -79,7 +79,7 @@ for measure in \
   "restore of a long file and small ones" "cold ls -lR of small files" \
   "random read of 16 KiB" "such reads at depth 32" "snapshot of an idle mount" \
   "oltp_read_write without durability" "oltp_read_write: a clone" \
-  "oltp_read_only, a pool of an eighth" "p99 of oltp_read_only during hydration"; do
+  "oltp_read_only, a pool of an eighth" "oltp_read_only, a pool of all"; do
   case_of "there is a figure: $measure" judged "$measure"
 done
 disk() { jq -e '.about | any(.[0] == "disk of the suite files")' "$OUT/report.json"; }

@@ -1,8 +1,8 @@
 //! Databases that run where their data lies: on a clone of a snapshot in a store 20 ms away, on the
 //! local disk, and on what else can show such a store as a directory.
 //!
-//! Owns: which systems run which load. A run is the time of [`load::UNIT`] transactions or writes, at the
-//! rate of the whole load. Its data is verified after it.
+//! Owns: which systems run which load. A run is the time of [`load::UNIT`] transactions or writes,
+//! at the rate of the whole load. Its data is verified after it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::servers::Minio;
 mod load;
 mod mariadb;
 mod pages;
-mod places;
+pub(crate) mod places;
 mod postgres;
 
 use load::{Done, Sources};
@@ -32,13 +32,21 @@ const DELAY: Duration = Duration::from_millis(20);
 pub(crate) const DURING: &str = "oltp_read_only, during hydration";
 pub(crate) const AFTER: &str = "oltp_read_only, after hydration";
 
+/// The loads that figures are compared of.
+pub(crate) const VOLATILE: &str = "oltp_read_write, durability off";
+pub(crate) const DURABLE: &str = "oltp_read_write";
+pub(crate) const READ_EIGHTH: &str = "oltp_read_only, a pool of an eighth";
+pub(crate) const READ_ALL: &str = "oltp_read_only, a pool of all";
+
 /// A load.
 struct Load<'a> {
     name: &'a str,
     /// The directory of the data that it uses.
     part: &'static str,
-    /// Runs it below a directory, and verifies what it leaves.
+    /// Runs it below a directory.
     run: &'a dyn Fn(&Sources, &Path) -> Outcome<Done>,
+    /// Checks what it has left there.
+    check: &'a dyn Fn(&Sources, &Path, &Done) -> Outcome<()>,
 }
 
 /// Runs every load in every place.
@@ -80,32 +88,34 @@ fn prepare(context: &Context) -> Outcome<Sources> {
 
 fn round(context: &mut Context, store: &Store, sources: &Sources) -> Outcome<()> {
     let half = sources.tables / 2;
+    let tables: &dyn Fn(&Sources, &Path, &Done) -> Outcome<()> =
+        &|sources, at, _| mariadb::check(sources, at);
     let volatile = Load {
-        name: "oltp_read_write, durability off",
+        name: VOLATILE,
         part: mariadb::PART,
         run: &|sources, at| mariadb::write(sources, at, half, false),
+        check: tables,
     };
     let durable = Load {
-        name: "oltp_read_write",
+        name: DURABLE,
         part: mariadb::PART,
         run: &|sources, at| mariadb::write(sources, at, half, true),
+        check: tables,
     };
     steps(context, store, sources, &volatile, &Place::READ)?;
     // A server on s3fs takes minutes to start and to end.
     let places = context.size.choose(5, 6, 6);
     steps(context, store, sources, &durable, &Place::DURABLE[..places])?;
     for (name, pool) in [
-        ("oltp_read_only, a pool of an eighth", sources.tables / 8),
+        (READ_EIGHTH, sources.tables / 8),
         // With room for what is no table.
-        (
-            "oltp_read_only, a pool of all",
-            sources.tables + (128 << 20),
-        ),
+        (READ_ALL, sources.tables + (128 << 20)),
     ] {
         let read = Load {
             name,
             part: mariadb::PART,
             run: &|sources, at| mariadb::read(sources, at, pool),
+            check: tables,
         };
         steps(context, store, sources, &read, &Place::READ)?;
     }
@@ -115,6 +125,7 @@ fn round(context: &mut Context, store: &Store, sources: &Sources) -> Outcome<()>
             name: "pgbench",
             part: postgres::PART,
             run: &postgres::write,
+            check: &|_, at, _| postgres::check(at),
         };
         steps(context, store, sources, &load, &Place::DURABLE[..3])?;
     } else {
@@ -124,6 +135,7 @@ fn round(context: &mut Context, store: &Store, sources: &Sources) -> Outcome<()>
         name: "16 KiB at random, each synced",
         part: pages::PART,
         run: &pages::write,
+        check: &|_, at, done| pages::check(at, done.writes),
     };
     steps(context, store, sources, &pages, &Place::DURABLE)
 }
@@ -140,9 +152,11 @@ fn steps(
     for place in places {
         let run = |context: &mut Context| {
             let live = store.open(context, *place, (&sources.directory, load.part))?;
-            let run = live.measure(|at| (load.run)(sources, at))?;
+            let done = (load.run)(sources, live.path())?;
+            let live = live.again()?;
+            (load.check)(sources, live.path(), &done)?;
             live.close()?;
-            context.note(SUITE, load.name, place.name(), run);
+            context.note(SUITE, load.name, place.name(), done.checked()?);
             Ok(())
         };
         match place.is_peer() {
@@ -153,21 +167,19 @@ fn steps(
     Ok(())
 }
 
-/// Reads a clone from its first moment, while all of it is brought into the cache.
+/// Reads a clone while all of it is brought into the cache, and afterwards.
 fn during_hydration(context: &mut Context, store: &Store, sources: &Sources) -> Outcome<()> {
     let pool = sources.tables / 8;
     let live = store.open_cold(context, Place::Scratch)?;
-    let mut hydration = live.hydrate()?;
-    let during = live.measure(|at| mariadb::read_at_once(sources, at, pool));
-    let status = hydration.wait()?;
-    let during = during?;
-    if !status.success() {
-        return Err(format!("bkfs hydrate ended with {status}").into());
-    }
-    let after = live.measure(|at| mariadb::read_at_once(sources, at, pool))?;
+    let during = mariadb::read_during(sources, live.path(), pool, || live.hydrate())?;
+    let after = mariadb::read_at_once(sources, live.path(), pool)?;
+    mariadb::check(sources, live.path())?;
     live.close()?;
     let system = Place::Scratch.name();
-    context.note(SUITE, DURING, system, during);
-    context.note(SUITE, AFTER, system, after);
+    match during {
+        Some(during) => context.note(SUITE, DURING, system, during.checked()?),
+        None => context.absent(DURING, "all was in the cache before the load ended"),
+    }
+    context.note(SUITE, AFTER, system, after.checked()?);
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::Outcome;
 use crate::measure::{Run, verified};
 
 /// The number of transactions or writes whose time a run tells.
@@ -13,6 +14,8 @@ pub(super) struct Done {
     pub(super) rate: f64,
     /// The 99th percentile of the time of one, in ms; `None` if the load does not tell it.
     pub(super) p99_ms: Option<f64>,
+    /// Number of writes, if these are what the load is made of.
+    pub(super) writes: usize,
 }
 
 /// The data that the loads run on, at rest, and how long they run.
@@ -24,11 +27,16 @@ pub(super) struct Sources {
     pub(super) seconds: u64,
 }
 
-/// Returns the run of a load of which `done` is known.
-pub(super) fn run_of(done: &Done, run: Run) -> Run {
-    verified(Run {
-        wall_s: UNIT / done.rate,
-        p99_ms: done.p99_ms,
-        ..run
-    })
+impl Done {
+    /// Returns the run, once what the load has left was checked.
+    pub(super) fn checked(&self) -> Outcome<Run> {
+        if self.rate <= 0.0 {
+            return Err("nothing was done in the time of the load".into());
+        }
+        Ok(verified(Run {
+            wall_s: UNIT / self.rate,
+            p99_ms: self.p99_ms,
+            ..Run::default()
+        }))
+    }
 }

@@ -1,6 +1,7 @@
 //! MariaDB with the transactions of sysbench, eight at a time.
 
 use std::path::Path;
+use std::process::Child;
 
 use super::load::{Done, Sources};
 use crate::Outcome;
@@ -10,8 +11,9 @@ use crate::server::{self, Server, TABLES};
 /// The part of the data that is MariaDB's.
 pub(super) const PART: &str = "mariadb";
 
-/// Seconds of a load that runs while a clone is brought into the cache, at most.
-const EARLY_S: u64 = 10;
+/// Seconds of a load that runs while a clone is brought into the cache, at most: less than that
+/// takes.
+const EARLY_S: u64 = 4;
 
 /// Makes the data directory, with the server ended in order.
 pub(super) fn make(directory: &Path, rows: u32) -> Outcome<()> {
@@ -41,35 +43,62 @@ pub(super) fn write(sources: &Sources, at: &Path, pool: u64, is_durable: bool) -
     let server = start(sources, at, pool, durability)?;
     let done = load(&server, sources, "oltp_read_write", sources.seconds, true)?;
     server.stop()?;
-    // What a server finds that starts on it.
-    let server = start(sources, at, pool, durability)?;
-    check(&server, sources.rows)?;
-    server.stop()?;
     Ok(done)
 }
 
 /// Runs reading transactions, once the pool is warm.
 pub(super) fn read(sources: &Sources, at: &Path, pool: u64) -> Outcome<Done> {
     let server = start(sources, at, pool, &[])?;
-    let done = load(
-        &server,
-        sources,
-        "oltp_read_only",
-        sources.seconds / 2,
-        true,
-    )?;
-    check(&server, sources.rows)?;
+    let seconds = sources.seconds / 2;
+    let done = load(&server, sources, "oltp_read_only", seconds, true)?;
     server.stop()?;
     Ok(done)
+}
+
+/// Runs reading transactions as soon as the server answers and `begin` has begun something. `None`
+/// if that ended first.
+pub(super) fn read_during(
+    sources: &Sources,
+    at: &Path,
+    pool: u64,
+    begin: impl FnOnce() -> Outcome<Child>,
+) -> Outcome<Option<Done>> {
+    let server = start(sources, at, pool, &[])?;
+    let mut begun = begin()?;
+    let done = load(&server, sources, "oltp_read_only", early(sources), false);
+    let is_over = begun.try_wait()?.is_some();
+    let status = begun.wait()?;
+    let done = done?;
+    server.stop()?;
+    match status.success() {
+        true => Ok((!is_over).then_some(done)),
+        false => Err(format!("what ran with the load ended with {status}").into()),
+    }
 }
 
 /// Runs reading transactions as soon as the server answers.
 pub(super) fn read_at_once(sources: &Sources, at: &Path, pool: u64) -> Outcome<Done> {
     let server = start(sources, at, pool, &[])?;
-    let seconds = sources.seconds.min(EARLY_S);
-    let done = load(&server, sources, "oltp_read_only", seconds, false)?;
+    let done = load(&server, sources, "oltp_read_only", early(sources), false)?;
     server.stop()?;
     Ok(done)
+}
+
+fn early(sources: &Sources) -> u64 {
+    sources.seconds.min(EARLY_S)
+}
+
+/// Checks on a server that starts on the data that each table is sound and has all of its rows.
+pub(super) fn check(sources: &Sources, at: &Path) -> Outcome<()> {
+    let (server, rows) = (start(sources, at, sources.tables / 2, &[])?, sources.rows);
+    for table in 1..=TABLES {
+        let told = server.sql(&format!("CHECK TABLE sbtest.sbtest{table}"))?;
+        let count = server.sql(&format!("SELECT COUNT(*) FROM sbtest.sbtest{table}"))?;
+        if !told.trim_end().ends_with("\tOK") || count.trim() != rows.to_string() {
+            return Err(format!("table {table}: {told}{count} of {rows} rows").into());
+        }
+    }
+    server.stop()
 }
 
 fn runtime(directory: &Path) -> std::path::PathBuf {
@@ -103,6 +132,7 @@ fn load(
     Ok(Done {
         rate: figure(&said, "transactions:", '(').ok_or("sysbench tells no rate")?,
         p99_ms: figure(&said, "99th percentile:", ':'),
+        writes: 0,
     })
 }
 
@@ -111,18 +141,6 @@ fn figure(said: &str, name: &str, mark: char) -> Option<f64> {
     let line = said.lines().find(|line| line.trim().starts_with(name))?;
     let (_, rest) = line.rsplit_once(mark)?;
     rest.split_whitespace().next()?.parse().ok()
-}
-
-/// Checks that each table is sound and has all of its rows.
-fn check(server: &Server, rows: u32) -> Outcome<()> {
-    for table in 1..=TABLES {
-        let told = server.sql(&format!("CHECK TABLE sbtest.sbtest{table}"))?;
-        let count = server.sql(&format!("SELECT COUNT(*) FROM sbtest.sbtest{table}"))?;
-        if !told.trim_end().ends_with("\tOK") || count.trim() != rows.to_string() {
-            return Err(format!("table {table}: {told}{count} of {rows} rows").into());
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

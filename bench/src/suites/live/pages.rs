@@ -31,28 +31,58 @@ pub(super) fn make(directory: &Path, length: u64) -> Outcome<()> {
     )
 }
 
-/// Writes pages until the time is over, and compares them.
+/// The pages that are written, and what from: the same at each call.
+struct Draws {
+    numbers: Numbers,
+    pages: u64,
+}
+
+impl Draws {
+    fn of(file: &File) -> Outcome<Self> {
+        Ok(Self {
+            numbers: Numbers(59),
+            pages: file.metadata()?.len() / PAGE as u64,
+        })
+    }
+
+    fn next(&mut self) -> (u64, u64) {
+        (self.numbers.draw() % self.pages, self.numbers.draw())
+    }
+}
+
+/// Writes pages until the time is over.
 pub(super) fn write(sources: &Sources, at: &Path) -> Outcome<Done> {
-    let path = at.join(PART).join("file");
-    let file = OpenOptions::new().write(true).open(&path)?;
-    let pages = file.metadata()?.len() / PAGE as u64;
-    let mut numbers = Numbers(59);
-    // The last content of each page that was written.
-    let mut written: HashMap<u64, u64> = HashMap::new();
+    let file = OpenOptions::new()
+        .write(true)
+        .open(at.join(PART).join("file"))?;
+    let mut draws = Draws::of(&file)?;
     let mut took = Vec::new();
     let begun = Instant::now();
     let until = Duration::from_secs(sources.seconds.min(SECONDS));
     while begun.elapsed() < until {
-        let (page, seed) = (numbers.draw() % pages, numbers.draw());
+        let (page, seed) = draws.next();
+        let content = content(seed);
         let one = Instant::now();
-        file.write_all_at(&content(seed), page * PAGE as u64)?;
+        file.write_all_at(&content, page * PAGE as u64)?;
         file.sync_data()?;
         took.push(one.elapsed());
-        written.insert(page, seed);
     }
     let seconds = begun.elapsed().as_secs_f64();
-    drop(file);
-    let file = File::open(&path)?;
+    took.sort_unstable();
+    let p99 = took[(took.len() * 99 / 100).min(took.len() - 1)];
+    Ok(Done {
+        rate: took.len() as f64 / seconds,
+        p99_ms: Some(p99.as_secs_f64() * 1000.0),
+        writes: took.len(),
+    })
+}
+
+/// Compares what so many writes have left.
+pub(super) fn check(at: &Path, writes: usize) -> Outcome<()> {
+    let file = File::open(at.join(PART).join("file"))?;
+    let mut draws = Draws::of(&file)?;
+    // The last content of each page.
+    let written: HashMap<u64, u64> = (0..writes).map(|_| draws.next()).collect();
     let mut found = vec![0; PAGE];
     for (page, seed) in written {
         file.read_exact_at(&mut found, page * PAGE as u64)?;
@@ -60,12 +90,7 @@ pub(super) fn write(sources: &Sources, at: &Path) -> Outcome<Done> {
             return Err(format!("page {page} is not what was written").into());
         }
     }
-    took.sort_unstable();
-    let p99 = took[(took.len() * 99 / 100).min(took.len() - 1)];
-    Ok(Done {
-        rate: took.len() as f64 / seconds,
-        p99_ms: Some(p99.as_secs_f64() * 1000.0),
-    })
+    Ok(())
 }
 
 fn content(seed: u64) -> Vec<u8> {

@@ -6,21 +6,23 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-use super::load::{Done, run_of};
 use crate::Outcome;
 use crate::context::Context;
 use crate::disk::{flush, remove, text};
 use crate::far_mount::{self, FarMount};
-use crate::measure::{Run, drop_caches, shell, shell_command};
+use crate::measure::{self, drop_caches, shell, shell_command};
 use crate::program::{Mounted, Program};
 use crate::servers::{BUCKET, Minio, USER, s3_environment};
 
 /// The snapshot that all clones are made of.
 const SNAPSHOT: &str = "at-rest";
 
+/// The volume of a clone that stays.
+const VOLUME: &str = "live";
+
 /// A place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// A copy on the disk of the benchmark.
     Disk,
     /// A clone that is thrown away.
@@ -51,7 +53,7 @@ impl Place {
         Self::S3fs,
     ];
 
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Disk => "local disk",
             Self::Scratch => "bkfs, scratch",
@@ -81,6 +83,8 @@ impl Place {
 /// A store that has the data at rest, once for each tool.
 pub(super) struct Store {
     address: SocketAddr,
+    /// Without a delay.
+    near: SocketAddr,
     program: Program,
     /// The line of bash before each command of restic.
     environment: String,
@@ -102,6 +106,7 @@ impl Store {
         mounted.unmount()?;
         let store = Self {
             address: far,
+            near: server.address,
             program: program_at(context, far),
             environment: format!(
                 "export RESTIC_PASSWORD=benchmark HOME={} AWS_ACCESS_KEY_ID={} \
@@ -116,12 +121,6 @@ impl Store {
             let environment = &store.environment;
             shell(&format!("{environment}; {restic} init"))?;
             shell(&format!("{environment}; {restic} backup {}", text(at_rest))).map(drop)
-        });
-        context.peer("rclone mount, full cache", |context| {
-            let binary = context.peers.need("rclone")?;
-            let mut rclone = far_mount::rclone_for(&binary, server.address);
-            rclone.args(["copy", text(at_rest), &format!(":s3:{BUCKET}/rclone")]);
-            crate::measure::command(&mut rclone).map(drop)
         });
         Ok(store)
     }
@@ -161,6 +160,9 @@ impl Store {
             Place::Rclone => {
                 let (point, cache) = (context.fresh("mount")?, context.fresh("cache")?);
                 let binary = context.peers.need("rclone")?;
+                let mut sync = far_mount::rclone_for(&binary, self.near);
+                sync.arg("sync").arg(at_rest.join(part));
+                measure::command(sync.arg(format!(":s3:{BUCKET}/rclone/{part}")))?;
                 let mut command = far_mount::rclone(&binary, self.address, &point, &cache, "full");
                 // It knows no owners.
                 let (user, group) = (number("-u")?, number("-g")?);
@@ -238,6 +240,9 @@ fn program_at(context: &Context, address: SocketAddr) -> Program {
 /// Returns a number of the user that MariaDB runs as, as `id` prints it.
 fn number(which: &str) -> Outcome<String> {
     let output = Command::new("id").args([which, "mysql"]).output()?;
+    if !output.status.success() {
+        return Err("there is no user mysql".into());
+    }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
@@ -281,20 +286,27 @@ impl Live {
         }
     }
 
-    /// Measures a load on the data.
-    pub(super) fn measure(&self, load: impl FnOnce(&Path) -> Outcome<Done>) -> Outcome<Run> {
-        let mut done = None;
-        let run = match &self.holder {
-            Holder::Bkfs(mounted, _) => mounted.measure(|| {
-                done = Some(load(&self.point)?);
-                Ok(())
-            })?,
-            _ => {
-                done = Some(load(&self.point)?);
-                Run::default()
+    /// Returns the directory of the data.
+    pub(super) fn path(&self) -> &Path {
+        &self.point
+    }
+
+    /// Returns the place as it is without the caches of the kernel. A clone that stays is mounted
+    /// again, without the caches of bkfs.
+    pub(super) fn again(self) -> Outcome<Self> {
+        let Self { point, holder } = self;
+        let holder = match holder {
+            Holder::Bkfs(mounted, Some(program)) => {
+                mounted.unmount()?;
+                program.forget_caches()?;
+                let options = format!("allow_other,volume={VOLUME}");
+                let mounted = program.mount_with(&repository(), &point, &options)?;
+                Holder::Bkfs(mounted, Some(program))
             }
+            holder => holder,
         };
-        Ok(run_of(&done.ok_or("nothing was done")?, run))
+        drop_caches();
+        Ok(Self { point, holder })
     }
 
     /// Ends the place, and removes what was written.
@@ -307,7 +319,7 @@ impl Live {
                     return Ok(());
                 };
                 let mut command = program.command(&["volume", "remove", "--yes-delete"]);
-                crate::measure::command(command.args([&repository(), "live"])).map(drop)
+                measure::command(command.args([&repository(), VOLUME])).map(drop)
             }
             Holder::Far(mount, files) => {
                 mount.unmount()?;

@@ -33,5 +33,6 @@ mod progress;
 mod runtime;
 pub mod spool;
 mod store_client;
+pub mod swap;
 pub mod verify;
 pub mod workers;

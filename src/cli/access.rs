@@ -26,6 +26,7 @@ use crate::root::error::{ErrorKind, RootError};
 use crate::root::memory::{FileMemory, GenerationMemory, VolatileMemory};
 use crate::root::repository::{Accepted, open_keys, recognize};
 use crate::root::retry::RetryPolicy;
+use crate::root::volumes::is_scratch;
 
 /// Everything that is needed to open a repository, and nothing that was opened yet.
 pub struct Access {
@@ -273,16 +274,22 @@ fn pack_bytes(settings: &Settings) -> u64 {
     settings.rates.upload.map_or(usual, at_rate)
 }
 
-/// Returns the most bytes that the spool of a mount holds. By default that is at most half of the
-/// free bytes, and 0 for a bucket in a local directory, where packs would be written to disk twice.
-pub fn spool_bytes(access: &Access, settings: &Settings) -> u64 {
-    let is_local = access.url.local_path().is_some();
+/// Returns the most bytes that the spool of a mount holds, or the swap file of a scratch clone. By
+/// default that is at most half of the free bytes, and 0 for a spool of a bucket in a local
+/// directory, where packs would be written to disk twice.
+pub fn spool_bytes(access: &Access, settings: &Settings, volume: &str) -> u64 {
+    match access.url.local_path() {
+        Some(_) if !is_scratch(volume) => settings.spool_bytes.unwrap_or(0),
+        _ => swap_bytes(settings),
+    }
+}
+
+/// Returns the most bytes that the swap file of a mount holds, which takes the place of a spool. By
+/// default that is at most half of the free bytes.
+pub fn swap_bytes(settings: &Settings) -> u64 {
     let usual = || {
         let free = places::state_dir().and_then(|state| free_bytes(&state));
-        match is_local {
-            true => 0,
-            false => SPOOL_BYTES.min(free.map_or(u64::MAX, |free| free / 2)),
-        }
+        SPOOL_BYTES.min(free.map_or(u64::MAX, |free| free / 2))
     };
     settings.spool_bytes.unwrap_or_else(usual)
 }

@@ -28,7 +28,7 @@ use tokio::process::{Child, Command};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::cli::access::open;
+use crate::cli::access::{self, open};
 use crate::cli::hooks::Hooks;
 use crate::cli::named::resolve;
 use crate::cli::options::Global;
@@ -39,6 +39,7 @@ use crate::cli::target::target;
 use crate::cli::tool::{code_of, code_without_start};
 use crate::maintain::forgetting::Changer;
 use crate::mounting::settings::Settings;
+use crate::mounting::spool_place::SpoolPlace;
 use crate::mounting::writing::CloneOf;
 use crate::mounting::{MountPlan, Mounted};
 use crate::own_directory::OwnDirectory;
@@ -315,14 +316,21 @@ fn mount(
     let for_all = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(PLACE, for_all).map_err(failed)?;
     let options = MountOptions::parse(&["allow_other".to_owned()]);
+    let settings = Settings::default();
+    let swap_bytes = access::swap_bytes(&settings);
+    let spool = SpoolPlace::on_this_machine(repository, swap_bytes, Path::new(PLACE));
+    let spool = spool.unwrap_or_else(|error| {
+        tracing::info!("the clone has no swap file: {error}");
+        None
+    });
     let plan = MountPlan {
         repository: repository.clone(),
         mount_point: PLACE.into(),
         options: options.map_err(|error| Failure::new(error.to_string()))?,
-        settings: Settings::default(),
+        settings,
         volume: scratch_name(repository),
         steal: false,
-        spool: None,
+        spool,
         clone_of: Some(CloneOf {
             volume: entry.volume.clone(),
             snapshot: SnapshotReference::Name(entry.name.clone()),

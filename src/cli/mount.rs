@@ -231,7 +231,7 @@ fn bring_up(
         Some(_) => name_of_clone(&settings, &repository),
         None => volume,
     };
-    let spool_bytes = access::spool_bytes(&access, &settings);
+    let spool_bytes = access::spool_bytes(&access, &settings, &volume);
     let spool = SpoolPlace::on_this_machine(&repository, spool_bytes, &command.mountpoint)
         .map_err(|error| Failure::new(error.to_string()))?;
     let plan = MountPlan {

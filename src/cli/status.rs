@@ -181,8 +181,12 @@ fn accepted(status: &Value) -> String {
         let dirty = status["dirty_bytes"].as_u64().unwrap_or(0);
         return format!("{} in {files} files", bytes(dirty));
     };
+    let memory = match status["swap"]["used_bytes"].as_u64() {
+        None | Some(0) => "in memory",
+        Some(_) => "in memory and the swap file",
+    };
     let places = [
-        ("dirty_bytes", format!("in memory ({files} files)")),
+        ("dirty_bytes", format!("{memory} ({files} files)")),
         ("in_flight_bytes", "on their way".to_owned()),
         ("spooled_bytes", "in the spool".to_owned()),
     ];
@@ -194,6 +198,14 @@ fn accepted(status: &Value) -> String {
         true => bytes(all),
         false => format!("{}: {}", bytes(all), parts.join(", ")),
     }
+}
+
+/// Returns how much of the swap file is taken.
+fn swap(swap: &Value) -> Option<String> {
+    let count = |key: &str| swap[key].as_u64();
+    let (used, limit) = (count("used_bytes")?, count("limit_bytes")?);
+    let (used, limit) = (bytes(used), bytes(limit));
+    Some(format!("swap         {used} of {limit} in the swap file"))
 }
 
 /// Returns how much of the bucket is verified, and what was found.
@@ -403,6 +415,7 @@ fn text(status: &Value, rate: Option<u64>, now: i64, has_counters: bool) -> Stri
     lines.splice(1..1, store(&status["store"]));
     lines.extend(scrub(&status["scrub"]));
     lines.extend(hydration(&status["hydration"]));
+    lines.extend(swap(&status["swap"]));
     lines.extend(replay(&status["trace"]));
     lines.extend(spools(status));
     lines.extend(files(status, "lost"));

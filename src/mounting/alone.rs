@@ -71,6 +71,7 @@ impl Alone {
             volume: parts.volume.clone(),
             memory_bytes: parts.memory_bytes,
             spool,
+            swap: None,
             is_local: false,
             promise: Promise::Durable,
             clone_of: None,

@@ -349,6 +349,10 @@ impl MountControl {
             "dirty_bytes": dirty.bytes,
             "dirty_files": dirty.files,
             "waiting": self.waiting().json(),
+            "swap": volume.as_ref().and_then(|volume| volume.swap()).map(|swap| json!({
+                "used_bytes": swap.used_bytes(),
+                "limit_bytes": swap.limit_bytes(),
+            })),
             "open_files": volume.as_ref().map_or(0, |volume| volume.usage().open_files()),
             "endpoint": self.repository.endpoint,
             "region": self.repository.region,
@@ -381,7 +385,7 @@ impl MountControl {
         let (dirty, totals) = (volume.dirty(), volume.view.totals());
         text.gauge(
             "dirty_bytes",
-            "Bytes of files in memory that were not cut into chunks yet.",
+            "Bytes of files, in memory or in the swap file, that were not cut into chunks yet.",
             dirty.bytes,
         );
         text.gauge("dirty_files", "Files that these belong to.", dirty.files);

@@ -93,7 +93,7 @@ pub struct MountPlan {
     pub volume: String,
     /// Take the volume over from its holder.
     pub steal: bool,
-    /// Directory of spools; `None` for memory only.
+    /// Directory of spools, and of swap files; `None` for memory only.
     pub spool: Option<SpoolPlace>,
     /// The snapshot of which the volume is made; none for a volume that is there.
     pub clone_of: Option<CloneOf>,
@@ -427,6 +427,8 @@ impl MountPlan {
             memory_bytes: self.settings.memory_bytes,
             // What may be lost need not be kept.
             spool: self.spool.clone().filter(|_| !self.promise().is_scratch()),
+            // What stays after the unmount must not wait for it on this disk.
+            swap: (self.spool.clone()).filter(|_| self.promise() == Promise::ThrownAway),
             is_local: self.settings.fsync_local,
             promise: self.promise(),
             clone_of: self.clone_of.clone(),

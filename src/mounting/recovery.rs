@@ -364,6 +364,7 @@ impl Recovery<'_> {
         };
         let (volume, requests) = Volume::new(VolumeParts {
             promise: Promise::Durable,
+            swap: None,
             view: View::live(repository.nodes.clone(), tree, totals),
             ingest: self.ingest.clone(),
             clock: repository.environment.clock.clone(),

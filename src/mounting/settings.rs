@@ -76,7 +76,8 @@ Mount options (-o NAME=VALUE,…), with the defaults in parentheses:
                          so that their speed does not show them what is stored (shared)
   cache_dir=DIRECTORY    where to keep fetched data (/var/cache/bkfs or $XDG_CACHE_HOME/bkfs)
   cache_size=SIZE        most bytes of that (10G, at most a tenth of what is free)
-  spool_size=SIZE        most bytes on disk that wait for a slow store; 0 for no spool (4G)
+  spool_size=SIZE        most bytes on disk that wait for a slow store, or that are changed on a
+                         clone that is thrown away; 0 for none (4G)
   memory=SIZE            memory for everything, at least 128M (512M)
   compression=auto|none|LEVEL
                          LEVEL 1 to 19; auto adapts to content, processor and store (auto)

@@ -1,14 +1,15 @@
 //! The directory of a repository's spools on this machine.
 //!
-//! Owns: where it lies, where it may not lie, and the creation of a mount's spool in it. Does not
-//! own: its identity (`spool_id`), what ended mounts have left there (`spooling`), nor the spool
-//! itself (the chunker).
+//! Owns: where it lies, where it may not lie, and the creation of a mount's spool in it, or of its
+//! swap file. Does not own: its identity (`spool_id`), what ended mounts have left there
+//! (`spooling`), nor the spool and the swap file themselves (the chunker).
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bkfs_chunker::spool::Spool;
+use bkfs_chunker::swap::SwapFile;
 use bkfs_store::disk::{Disk, SystemDisk};
 
 use crate::mounting::error::SpoolingError;
@@ -62,6 +63,24 @@ impl SpoolPlace {
         let disk = Arc::clone(&self.disk);
         let spool = Spool::create(disk, &self.root, session, self.limit_bytes).await?;
         Ok(Some(spool))
+    }
+
+    /// Makes a swap file, which has no name there. `None` if it may hold no bytes, or if the disk
+    /// does not let it be made: then memory has to do.
+    pub(super) async fn swap(&self) -> Option<SwapFile> {
+        if self.limit_bytes == 0 {
+            return None;
+        }
+        let path = self.root.display();
+        let made = self.try_swap().await;
+        made.inspect_err(|error| tracing::warn!("there is no swap file in {path}: {error}"))
+            .ok()
+    }
+
+    async fn try_swap(&self) -> io::Result<SwapFile> {
+        self.disk.make_directory(&self.root).await?;
+        let file = self.disk.make_unnamed(&self.root).await?;
+        SwapFile::new(file, self.limit_bytes)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::volume::Dirty;
 /// Bytes that were accepted and are not in the bucket yet, by where they are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// Bytes of files in memory that were not cut into chunks yet.
+    /// Bytes of files that were not cut into chunks yet: in memory, or in the swap file.
     pub dirty_bytes: u64,
     /// Bytes of packs that are being filled or sent, after deduplication.
     pub in_flight_bytes: u64,

@@ -176,6 +176,10 @@ impl Writing {
             }
         };
         let view = View::live(repository.nodes.clone(), tree, totals);
+        let swap = match &self.swap {
+            Some(place) => place.swap().await,
+            None => None,
+        };
         let (volume, requests) = Volume::new(VolumeParts {
             view,
             ingest,
@@ -183,6 +187,7 @@ impl Writing {
             limits: limits(self.memory_bytes),
             next_inode: entry.next_inode.max(first_inode),
             promise: self.promise,
+            swap,
         });
         Ok((volume, requests, is_new))
     }

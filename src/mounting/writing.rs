@@ -23,6 +23,9 @@ pub(super) struct Writing {
     pub(super) memory_bytes: u64,
     /// The directory on a disk where packs may wait for the store; none for memory only.
     pub(super) spool: Option<SpoolPlace>,
+    /// The directory on a disk where dirty bytes may wait, of a volume that does not outlive the
+    /// mount; none for memory only.
+    pub(super) swap: Option<SpoolPlace>,
     /// `fsync=local`.
     pub(super) is_local: bool,
     /// What fsync and unmount promise.

@@ -31,6 +31,7 @@ pub fn errno(error: &VolumeError) -> Errno {
         VolumeError::Malformed { .. }
         | VolumeError::NoSuchNumber { .. }
         | VolumeError::Tree(_)
+        | VolumeError::Swap(_)
         | VolumeError::Lost { .. } => Errno::EIO,
         VolumeError::NoNumberLeft => Errno::ENOSPC,
         VolumeError::Commit(_) | VolumeError::OutcomeUnknown(_) | VolumeError::Poisoned(_) => {

@@ -11,6 +11,7 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use bkfs_chunker::swap;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
 use crate::extents;
@@ -451,6 +452,11 @@ impl Volume {
             match part {
                 Some(Part::Data(bytes)) => push(range.start, Content::Data(bytes.clone())),
                 Some(Part::Zero) => push(range.start, Content::Zero(range.end - range.start)),
+                Some(Part::Swapped(part)) => {
+                    for bytes in swap::read(vec![part.clone()]).await? {
+                        push(range.start, Content::Data(bytes));
+                    }
+                }
                 None => {}
             }
         }

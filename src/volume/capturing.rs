@@ -55,7 +55,7 @@ impl CapturedRange {
     pub fn data_bytes(&self) -> u64 {
         let parts = self.parts.iter();
         let data = parts.map(|(range, part)| match part {
-            Part::Data(_) => range.end - range.start,
+            Part::Data(_) | Part::Swapped(_) => range.end - range.start,
             Part::Zero => 0,
         });
         data.sum()

@@ -10,10 +10,14 @@
 //!
 //! A piece is charged with all memory that it keeps alive. If a later write leaves less than half
 //! of a buffer, the rest is copied and the buffer is freed.
+//!
+//! The bytes of a closed piece may be in a swap file instead ([`DirtyRanges::swap_out`]). They are
+//! as dirty as before.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use bkfs_chunker::swap::{Swapped, SwappedPart};
 use bytes::Bytes;
 
 /// Maximum length of an open piece, in bytes. Writes of at least half of it are closed from the
@@ -26,6 +30,12 @@ const COPIED_PART_BYTES: usize = 16 * 1024;
 /// Memory of a piece in addition to its bytes: its place in a map that is half full, and buffer
 /// headers (for the memory budget).
 const PIECE_OVERHEAD_BYTES: u64 = 200;
+
+/// Memory of a piece whose bytes are in the swap file, in addition to [`PIECE_OVERHEAD_BYTES`].
+const SWAPPED_OVERHEAD_BYTES: u64 = 128;
+
+/// Length below which bytes are not swapped out, in bytes: it would free no memory.
+const SWAPPED_BYTES_MIN: u64 = 4096;
 
 /// Memory of a file with dirty bytes in addition to its pieces: the first node of the map, and its
 /// place among the files.
@@ -40,6 +50,7 @@ enum Content {
         held: usize,
     },
     Zero(u64),
+    Swapped(SwappedPart),
 }
 
 impl Content {
@@ -54,6 +65,7 @@ impl Content {
             Content::Open(buffer) => buffer.len() as u64,
             Content::Closed { bytes, .. } => bytes.len() as u64,
             Content::Zero(length) => *length,
+            Content::Swapped(part) => part.len(),
         }
     }
 
@@ -63,6 +75,7 @@ impl Content {
             Content::Open(buffer) => buffer.capacity(),
             Content::Closed { held, .. } => *held,
             Content::Zero(_) => 0,
+            Content::Swapped(_) => SWAPPED_OVERHEAD_BYTES as usize,
         };
         held as u64 + PIECE_OVERHEAD_BYTES
     }
@@ -71,11 +84,12 @@ impl Content {
     fn part_weight(&self) -> usize {
         match self {
             Content::Open(buffer) => 1 + buffer.len() / COPIED_PART_BYTES,
-            Content::Closed { .. } | Content::Zero(_) => 1,
+            Content::Closed { .. } | Content::Zero(_) | Content::Swapped(_) => 1,
         }
     }
 
-    fn close(&mut self) -> Bytes {
+    /// Closes it, and returns what it has.
+    fn close(&mut self) -> Part {
         match self {
             Content::Open(buffer) => {
                 let held = buffer.capacity();
@@ -84,19 +98,21 @@ impl Content {
                     bytes: bytes.clone(),
                     held,
                 };
-                bytes
+                Part::Data(bytes)
             }
-            Content::Closed { bytes, .. } => bytes.clone(),
-            Content::Zero(_) => Bytes::new(),
+            Content::Closed { bytes, .. } => Part::Data(bytes.clone()),
+            Content::Zero(_) => Part::Zero,
+            Content::Swapped(part) => Part::Swapped(part.clone()),
         }
     }
 
     /// Returns the part `[from, to)`, in bytes from the start of this content.
     fn part(&mut self, from: u64, to: u64) -> Content {
-        if let Content::Zero(_) = self {
-            return Content::Zero(to - from);
-        }
-        let part = self.close().slice(from as usize..to as usize);
+        let part = match self.close().slice(from..to) {
+            Part::Zero => return Content::Zero(to - from),
+            Part::Swapped(part) => return Content::Swapped(part),
+            Part::Data(part) => part,
+        };
         match self {
             Content::Closed { held, .. } if part.len() >= *held / 2 => Content::Closed {
                 bytes: part,
@@ -141,6 +157,43 @@ pub enum Part {
     Data(Bytes),
     /// Zeroes: punched, truncated, or written as zeroes.
     Zero,
+    /// Written bytes in the swap file.
+    Swapped(SwappedPart),
+}
+
+impl Part {
+    /// Returns the part `[range)` of it, in bytes from its start.
+    fn slice(self, range: Range<u64>) -> Part {
+        match self {
+            Part::Data(bytes) => Part::Data(bytes.slice(range.start as usize..range.end as usize)),
+            Part::Zero => Part::Zero,
+            Part::Swapped(part) => Part::Swapped(part.slice(range)),
+        }
+    }
+}
+
+/// Bytes that may be swapped out: where they are, and when they were written.
+#[derive(Debug, Clone)]
+pub struct Swappable {
+    /// The offset of the first one.
+    pub offset: u64,
+    /// The stamp of their piece.
+    pub stamp: u64,
+    /// The bytes.
+    pub bytes: Bytes,
+}
+
+/// The pieces that [`DirtyRanges::swappable`] looked at.
+#[derive(Debug, Default)]
+pub struct Looked {
+    /// Number of pieces.
+    pub pieces: usize,
+    /// Number of bytes that may be swapped out.
+    pub bytes: u64,
+    /// The offset at which the next one begins; none if these were the last ones.
+    pub next: Option<u64>,
+    /// Those that may be swapped out.
+    pub swappable: Vec<Swappable>,
 }
 
 /// The dirty ranges of one file.
@@ -242,6 +295,9 @@ impl DirtyRanges {
                 Content::Open(buffer) => Part::Data(Bytes::copy_from_slice(&buffer[inner])),
                 Content::Closed { bytes, .. } => Part::Data(bytes.slice(inner)),
                 Content::Zero(_) => Part::Zero,
+                Content::Swapped(part) => {
+                    Part::Swapped(part.clone().slice(inner.start as u64..inner.end as u64))
+                }
             };
             parts.push((from..to, part));
         }
@@ -327,20 +383,68 @@ impl DirtyRanges {
         end - start >= length
     }
 
-    /// Returns the buffers of a run of data, and closes them. `range` must lie inside one run of
+    /// Returns the parts of a run of data, and closes them. `range` must lie inside one run of
     /// data.
-    pub fn capture(&mut self, range: Range<u64>) -> Vec<Bytes> {
+    pub fn capture(&mut self, range: Range<u64>) -> Vec<Part> {
         let first = self.first_overlapping(range.start);
-        let mut buffers = Vec::new();
+        let mut parts = Vec::new();
         for (&start, piece) in self.pieces.range_mut(first..range.end) {
-            let bytes = piece.content.close();
-            let from = range.start.saturating_sub(start) as usize;
-            let to = (range.end - start).min(bytes.len() as u64) as usize;
+            let from = range.start.saturating_sub(start);
+            let to = (range.end - start).min(piece.content.len());
             if from < to {
-                buffers.push(bytes.slice(from..to));
+                parts.push(piece.content.close().slice(from..to));
             }
         }
-        buffers
+        parts
+    }
+
+    /// Closes and returns the pieces that may be swapped out, among the first `limit` pieces from
+    /// `from` on: those in memory that were last written at or before `stamp`, unless they are too
+    /// short. It ends once it has found `bytes` bytes of them.
+    pub fn swappable(&mut self, from: u64, stamp: u64, (limit, bytes): (usize, u64)) -> Looked {
+        let mut looked = Looked::default();
+        for (&offset, piece) in self.pieces.range_mut(from..) {
+            if looked.pieces == limit || looked.bytes >= bytes {
+                looked.next = Some(offset);
+                break;
+            }
+            looked.pieces += 1;
+            if piece.stamp > stamp || piece.content.len() < SWAPPED_BYTES_MIN {
+                continue;
+            }
+            if let Part::Data(bytes) = piece.content.close() {
+                let stamp = piece.stamp;
+                looked.bytes += bytes.len() as u64;
+                looked.swappable.push(Swappable {
+                    offset,
+                    stamp,
+                    bytes,
+                });
+            }
+        }
+        looked
+    }
+
+    /// Replaces the bytes of a piece by what the swap file has of them, in order, unless the piece
+    /// has changed since [`DirtyRanges::swappable`].
+    pub fn swap_out(&mut self, offset: u64, stamp: u64, swapped: Vec<Swapped>) {
+        let swapped: Vec<_> = swapped.into_iter().map(SwappedPart::whole).collect();
+        let length: u64 = swapped.iter().map(SwappedPart::len).sum();
+        let is_same = self.pieces.get(&offset).is_some_and(|piece| {
+            let is_in_memory = matches!(piece.content, Content::Closed { .. });
+            is_in_memory && piece.stamp == stamp && piece.content.len() == length
+        });
+        if !is_same {
+            return;
+        }
+        self.remove(offset);
+        let mut at = offset;
+        for part in swapped {
+            let start = at;
+            at += part.len();
+            let content = Content::Swapped(part);
+            self.insert(start, Piece { content, stamp });
+        }
     }
 
     fn first_overlapping(&self, offset: u64) -> u64 {
@@ -470,258 +574,4 @@ impl DirtyRanges {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const SPACE: usize = 400_000;
-
-    #[derive(Debug, Clone)]
-    enum Op {
-        Write(usize, usize),
-        Shared(usize, usize),
-        Zero(usize, usize),
-        Forget(usize, usize, u64),
-        Capture,
-    }
-
-    fn op() -> impl Strategy<Value = Op> {
-        let place = 0..SPACE;
-        let length = prop_oneof![1usize..64, 1usize..5_000, 60_000usize..150_000];
-        prop_oneof![
-            (place.clone(), length.clone()).prop_map(|(a, b)| Op::Write(a, b)),
-            (place.clone(), length.clone()).prop_map(|(a, b)| Op::Shared(a, b)),
-            (place.clone(), length.clone()).prop_map(|(a, b)| Op::Zero(a, b)),
-            (place, length, 0u64..60).prop_map(|(a, b, s)| Op::Forget(a, b, s)),
-            Just(Op::Capture),
-        ]
-    }
-
-    #[test]
-    fn a_part_weighs_what_is_copied_for_it() {
-        let mut content = Content::Open(vec![1; 4 * COPIED_PART_BYTES]);
-        assert_eq!(content.part_weight(), 5);
-        content.close();
-        assert_eq!(content.part_weight(), 1);
-        assert_eq!(Content::Zero(1 << 40).part_weight(), 1);
-    }
-
-    #[test]
-    fn a_run_is_as_long_as_its_data() {
-        let mut dirty = DirtyRanges::default();
-        dirty.write(100, &[1; 50], 1);
-        dirty.write(150, &[2; 50], 2);
-        dirty.write(300, &[3; 50], 3);
-        for at in [100, 149, 150, 199] {
-            assert!(dirty.runs_for(at, 100), "around {at}");
-            assert!(!dirty.runs_for(at, 101), "around {at}");
-        }
-        assert!(dirty.runs_for(320, 50) && !dirty.runs_for(320, 51));
-    }
-
-    /// Each byte of the model: its value and the stamp of its write; `None` if it is not dirty.
-    type Model = Vec<Option<(u8, u64)>>;
-
-    fn check(dirty: &DirtyRanges, model: &Model) {
-        let mut seen: Vec<Option<u8>> = vec![None; model.len()];
-        for (range, part) in dirty.overlaps(0..model.len() as u64) {
-            for at in range.clone() {
-                let value = match &part {
-                    Part::Data(bytes) => bytes[(at - range.start) as usize],
-                    Part::Zero => 0,
-                };
-                assert!(
-                    seen[at as usize].replace(value).is_none(),
-                    "pieces overlap at {at}"
-                );
-            }
-        }
-        let expected: Vec<Option<u8>> = model
-            .iter()
-            .map(|byte| byte.map(|(value, _)| value))
-            .collect();
-        assert!(seen == expected);
-        let data: u64 = dirty
-            .runs_from(0)
-            .filter(|(_, data)| *data)
-            .map(|(run, _)| run.end - run.start)
-            .sum();
-        assert_eq!(data, dirty.data_bytes());
-        let pieces = dirty.pieces.values();
-        let cost: u64 = pieces.map(|piece| piece.content.cost()).sum();
-        let file = if dirty.is_empty() {
-            0
-        } else {
-            FILE_OVERHEAD_BYTES
-        };
-        assert_eq!(cost + file, dirty.cost());
-        for piece in dirty.pieces.values() {
-            if let Content::Closed { bytes, held } = &piece.content {
-                assert!(bytes.len() >= held / 2, "a remainder pins its buffer");
-            }
-        }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-        #[test]
-        fn behaves_like_a_vector_of_bytes(ops in proptest::collection::vec(op(), 1..40)) {
-            let mut dirty = DirtyRanges::default();
-            let mut model: Model = vec![None; SPACE + 200_000];
-            for (stamp, op) in ops.iter().enumerate() {
-                let stamp = stamp as u64 + 1;
-                match *op {
-                    Op::Write(at, length) | Op::Shared(at, length) => {
-                        let data: Vec<u8> = (0..length)
-                            .map(|i| (i as u8).wrapping_mul(7) ^ stamp as u8)
-                            .collect();
-                        if matches!(op, Op::Write(..)) {
-                            dirty.write(at as u64, &data, stamp);
-                        } else {
-                            dirty.write_shared(at as u64, Bytes::from(data.clone()), stamp);
-                        }
-                        for (i, value) in data.iter().enumerate() {
-                            model[at + i] = Some((*value, stamp));
-                        }
-                    }
-                    Op::Zero(at, length) => {
-                        dirty.zero(at as u64..(at + length) as u64, stamp);
-                        model[at..at + length].fill(Some((0, stamp)));
-                    }
-                    Op::Forget(at, length, limit) => {
-                        // A piece carries the stamp of its latest write, so the result is exact
-                        // only for a limit that no open piece straddles.
-                        let limit = if limit >= stamp { u64::MAX } else { 0 };
-                        dirty.forget(at as u64..(at + length) as u64, limit);
-                        if limit > 0 {
-                            model[at..at + length].fill(None);
-                        }
-                    }
-                    Op::Capture => {
-                        let runs: Vec<_> = dirty.runs_from(0).collect();
-                        for (run, data) in runs {
-                            if data {
-                                let bytes: Vec<u8> = dirty.capture(run.clone()).concat();
-                                let expected: Vec<u8> =
-                                    model[run.start as usize..run.end as usize]
-                                        .iter()
-                                        .map(|b| b.unwrap().0)
-                                        .collect();
-                                prop_assert!(bytes == expected);
-                            }
-                        }
-                    }
-                }
-                check(&dirty, &model);
-            }
-        }
-    }
-
-    #[test]
-    fn a_captured_piece_does_not_change_under_its_reader() {
-        let mut dirty = DirtyRanges::default();
-        dirty.write(0, b"old contents", 1);
-        let captured = dirty.capture(0..12).concat();
-        dirty.write(0, b"new", 2);
-        dirty.write(12, b" and more", 3);
-        assert_eq!(captured, b"old contents");
-        dirty.forget(0..12, 1);
-        let rest: Vec<_> = dirty
-            .overlaps(0..100)
-            .into_iter()
-            .map(|(range, _)| range)
-            .collect();
-        assert_eq!(
-            rest,
-            vec![0..3, 12..21],
-            "what was written after the capture stays dirty"
-        );
-    }
-
-    #[test]
-    fn small_appends_share_a_buffer() {
-        let mut dirty = DirtyRanges::default();
-        for i in 0..1000u64 {
-            dirty.write(i * 10, b"0123456789", i);
-        }
-        assert_eq!(dirty.pieces(), 1);
-    }
-
-    /// A buffer that shows when it is freed.
-    struct Tracked {
-        bytes: Vec<u8>,
-        _alive: std::sync::Arc<()>,
-    }
-
-    impl AsRef<[u8]> for Tracked {
-        fn as_ref(&self) -> &[u8] {
-            &self.bytes
-        }
-    }
-
-    /// A file was written and truncated to its first bytes repeatedly, and held all bytes that were
-    /// ever written.
-    #[test]
-    fn regression_what_is_left_of_a_buffer_does_not_keep_the_whole() {
-        let alive = std::sync::Arc::new(());
-        let mut dirty = DirtyRanges::default();
-        let buffer = |at: u64, dirty: &mut DirtyRanges| {
-            let bytes = Bytes::from_owner(Tracked {
-                bytes: vec![7; 1 << 20],
-                _alive: alive.clone(),
-            });
-            dirty.write_shared(at, bytes, 1);
-        };
-        buffer(0, &mut dirty);
-        dirty.zero(2048..1 << 20, 2);
-        assert_eq!(std::sync::Arc::strong_count(&alive), 1, "cut off");
-        assert!(dirty.cost() <= 2048 + 2 * PIECE_OVERHEAD_BYTES + FILE_OVERHEAD_BYTES);
-        buffer(4 << 20, &mut dirty);
-        dirty.forget((4 << 20)..(5 << 20) - 2048, 1);
-        assert_eq!(
-            std::sync::Arc::strong_count(&alive),
-            1,
-            "stored but for its end"
-        );
-        buffer(8 << 20, &mut dirty);
-        dirty.zero((8 << 20)..(8 << 20) + 4096, 2);
-        assert_eq!(
-            std::sync::Arc::strong_count(&alive),
-            2,
-            "most of it is left"
-        );
-        assert!(dirty.cost() >= 1 << 20, "and all of it is charged");
-        assert_eq!(dirty.data_bytes(), 2048 + 2048 + (1 << 20) - 4096);
-    }
-
-    #[test]
-    fn small_writes_that_touch_become_few_pieces_in_whatever_order_they_come() {
-        const COUNT: u64 = 16_384;
-        let forward = |n: u64| n;
-        let backward = |n: u64| COUNT - 1 - n;
-        let scattered = |n: u64| n * 7919 % COUNT;
-        for order in [forward, backward, scattered] {
-            let mut dirty = DirtyRanges::default();
-            for n in 0..COUNT {
-                dirty.write(order(n) * 512, &[n as u8; 512], n);
-            }
-            assert_eq!(dirty.runs_from(0).count(), 1);
-            assert!(dirty.pieces() <= 8 * 64, "{} pieces", dirty.pieces());
-            assert!(dirty.cost() <= 2 * COUNT * 512);
-        }
-    }
-
-    /// The charge for a piece covers a node of the map that is little more than half full: 6 of 11
-    /// places.
-    #[test]
-    fn a_small_range_costs_what_it_is_charged() {
-        let place = std::mem::size_of::<u64>() + std::mem::size_of::<Piece>();
-        assert!((place * 11 + 16) as u64 / 6 + 64 <= PIECE_OVERHEAD_BYTES);
-        let mut dirty = DirtyRanges::default();
-        for n in 0..65_536u64 {
-            dirty.write(n * 1024, &[1; 512], n);
-        }
-        assert!(dirty.cost() <= 65_536 * (512 + 200) + FILE_OVERHEAD_BYTES);
-        assert!(dirty.cost() <= 64 << 20);
-    }
-}
+mod tests;

@@ -88,6 +88,9 @@ pub enum VolumeError {
     /// Bytes could not be read or stored.
     #[error(transparent)]
     ContentStore(std::sync::Arc<ContentError>),
+    /// Dirty bytes could not be read back from the swap file.
+    #[error(transparent)]
+    Swap(#[from] bkfs_chunker::swap::SwapError),
     /// The volume was taken over, or the root could not be replaced.
     #[error("{0}")]
     Commit(String),

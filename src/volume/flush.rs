@@ -17,10 +17,11 @@ use crate::extents::{self, Placed};
 use crate::tree::item::{Attributes, Extent, Item};
 use crate::tree::key::{self, Key, KeyParts};
 use crate::volume::Volume;
+use crate::volume::dirty::Part;
 use crate::volume::error::VolumeError;
 use crate::volume::neighbours::{near, widen};
-use crate::volume::room::Held;
 use crate::volume::state::{Scope, VolumeState};
+use crate::volume::swapping::ReadBack;
 
 /// Maximum size of a file that the tree holds, in bytes. A chunk of its own would cost more in
 /// names and frames than it holds.
@@ -61,6 +62,8 @@ pub enum Reach {
     Holes,
     /// Everything.
     All,
+    /// Everything, until memory is not short any more.
+    Relief,
     /// Everything, as extents even where the tree would hold it.
     Extents,
 }
@@ -68,8 +71,8 @@ pub enum Reach {
 /// A run that was chosen for storing.
 struct Picked<'a> {
     range: Range<u64>,
-    /// The buffers, for data; none for zeroes.
-    data: Option<Vec<Bytes>>,
+    /// The parts, for data; none for zeroes.
+    data: Option<Vec<Part>>,
     /// The end of the last run that lies near. This run may be stored together with the runs up to
     /// there and the bytes between them.
     near_end: u64,
@@ -80,7 +83,7 @@ struct Picked<'a> {
     stamp: u64,
     attributes: Attributes,
     /// The charge for copies of its neighbours against the memory limit.
-    _held: Option<Held<'a>>,
+    _read_back: Option<ReadBack<'a>>,
 }
 
 impl Volume {
@@ -196,6 +199,12 @@ impl Volume {
                 skip_to = range.start;
             }
             self.room.notify();
+            if let Some(swapping) = &self.swapping {
+                swapping.wanted();
+            }
+            if reach == Reach::Relief && !self.is_pressed() {
+                break;
+            }
         }
         Ok(())
     }
@@ -222,7 +231,7 @@ impl Volume {
         let is_wanted = |run: &Range<u64>, is_data: bool| match reach {
             Reach::Streaming => !is_data || run.end - run.start >= RUN_BYTES,
             Reach::Holes => !is_data,
-            Reach::All | Reach::Extents => true,
+            Reach::All | Reach::Relief | Reach::Extents => true,
         };
         let joins = ranges.pieces() > PIECES_APART_MAX;
         let mut runs = ranges.runs_from(skip_to);
@@ -248,7 +257,7 @@ impl Volume {
             is_private: ranges.is_private(),
             stamp,
             attributes,
-            _held: None,
+            _read_back: None,
         }))
     }
 
@@ -259,13 +268,14 @@ impl Volume {
         if range == picked.range {
             return true;
         }
-        let held = self.room.hold(range.end - range.start);
+        let read_back = self.may_read_back(range.end - range.start).await;
         let read = Box::pin(self.view.read(scope, inode, range.clone()));
         let Some(data) = near(&self.brief_reads, inode, read).await else {
             return false;
         };
+        let data = data.into_iter().map(Part::Data).collect();
         (picked.range, picked.data) = (range, Some(data));
-        picked._held = Some(held);
+        picked._read_back = Some(read_back);
         true
     }
 
@@ -284,6 +294,7 @@ impl Volume {
             self.settle_range(inode, epoch, plan, (range, picked.stamp))?;
             return Ok(true);
         };
+        let (_read_back, data) = self.in_memory(data).await?;
         let profile = self.profile(inode, epoch, &picked.attributes, range.start, &data)?;
         let end = (!picked.more).then_some(picked.attributes.size_bytes);
         let widened = Box::pin(widen(&self.view, (inode, scope), profile, (&range, end)));
@@ -433,7 +444,7 @@ impl Volume {
         };
         let old = self.view.item(scope, &Key::inline(inode)).await?;
         let size = attributes.size_bytes;
-        if size > INLINE_BYTES || reach != Reach::All {
+        if size > INLINE_BYTES || !matches!(reach, Reach::All | Reach::Relief) {
             if let Some(Item::Inline(bytes)) = old {
                 self.move_out(inode, epoch, scope, bytes)?;
             }
@@ -549,7 +560,7 @@ pub(super) fn place_extents(state: &mut VolumeState, inode: u64, epoch: u64, pla
 }
 
 /// Ends the list of covered ranges in [`Volume::move_out`].
-static END: crate::volume::dirty::Part = crate::volume::dirty::Part::Zero;
+static END: Part = Part::Zero;
 
 /// Number of bytes at the start of a file that its kind is detected from.
 const HEAD_BYTES: usize = 64 * 1024;

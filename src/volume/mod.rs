@@ -19,6 +19,7 @@
 //!   commit_task                   when commits are made, and who waits for them
 //!   root_failure                  what an error of the root means for a volume
 //!   requests                      what waits for a commit or a journal
+//!   swap, swapping                dirty bytes of scratch clones on local disk
 //!   unsaved                       files with changes that no commit holds
 //!   delta, capturing, capture, operations
 //!                                 changes that no journal has described, what they were at one
@@ -33,6 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use bkfs_chunker::ingest::Ingest;
+use bkfs_chunker::swap::SwapFile;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -45,6 +47,7 @@ use crate::volume::requests::{QueuedCommit, QueuedFsync};
 use crate::volume::room::{Limits, Pressure, Room};
 use crate::volume::shown::Shown;
 use crate::volume::state::Scope;
+use crate::volume::swapping::Swapping;
 use crate::volume::usage::Usage;
 use crate::volume::view::View;
 
@@ -83,6 +86,8 @@ mod shown;
 pub mod stamp;
 pub mod state;
 pub mod state_lock;
+mod swap;
+mod swapping;
 pub mod transaction;
 pub mod unsaved;
 pub mod usage;
@@ -113,6 +118,7 @@ pub struct Volume {
     flushing: InodeLocks,
     brief_reads: BriefReads,
     streaming: Mutex<HashSet<u64>>,
+    swapping: Option<Swapping>,
     /// True while a task makes room.
     relieving: AtomicBool,
     /// The inode from which the next files are taken that are stored when memory runs short.
@@ -172,6 +178,8 @@ pub struct VolumeParts {
     pub next_inode: u64,
     /// What fsync and unmount promise.
     pub promise: Promise,
+    /// Where dirty bytes go when memory runs short; none if they are stored then.
+    pub swap: Option<SwapFile>,
 }
 
 /// What a volume promises of the changes that it accepts.
@@ -213,6 +221,7 @@ impl Volume {
             flushing: InodeLocks::default(),
             brief_reads: BriefReads::default(),
             streaming: Mutex::new(HashSet::new()),
+            swapping: (parts.swap).map(|file| Swapping::new(file, parts.limits.data_bytes)),
             relieving: AtomicBool::new(false),
             stored_to: AtomicU64::new(0),
             orphans: Mutex::new(HashSet::new()),
@@ -302,6 +311,11 @@ impl Volume {
         }
         dirty.files = files.len() as u64;
         dirty
+    }
+
+    /// Returns the swap file, if there is one.
+    pub fn swap(&self) -> Option<&SwapFile> {
+        self.swapping.as_ref().map(Swapping::file)
     }
 
     /// Returns the time of the last commit of this mount, if there was one.

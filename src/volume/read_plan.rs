@@ -2,15 +2,17 @@
 //! pieces of stored contents.
 //!
 //! Owns: the order of these, and their assembly. Does not own: where they are looked up (`view`),
-//! nor how pieces are read (the chunker). Pure.
+//! nor how pieces and the swap file are read (the chunker).
 
 use std::ops::Range;
 
 use bkfs_chunker::extent::Piece;
+use bkfs_chunker::swap::{self, SwappedPart};
 use bytes::Bytes;
 
 use crate::extents::Placed;
 use crate::volume::dirty::Part;
+use crate::volume::error::VolumeError;
 
 /// Zeroes that stand for holes.
 static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
@@ -20,6 +22,8 @@ enum Source {
     Bytes(Bytes),
     Zero(u64),
     Stored,
+    /// Of so many bytes.
+    Swapped(u64),
 }
 
 /// The parts of a range, in order.
@@ -28,6 +32,8 @@ pub(super) struct ReadPlan {
     sources: Vec<Source>,
     /// The stored contents that it needs, in order.
     pub(super) pieces: Vec<Piece>,
+    /// What it needs of the swap file, in order.
+    swapped: Vec<SwappedPart>,
 }
 
 impl ReadPlan {
@@ -48,24 +54,44 @@ impl ReadPlan {
         for (part, content) in parts {
             planning.clean(at..part.start);
             at = part.end;
+            let length = part.end - part.start;
             planning.plan.sources.push(match content {
                 Part::Data(bytes) => Source::Bytes(bytes),
-                Part::Zero => Source::Zero(part.end - part.start),
+                Part::Zero => Source::Zero(length),
+                Part::Swapped(swapped) => {
+                    planning.plan.swapped.push(swapped);
+                    Source::Swapped(length)
+                }
             });
         }
         planning.clean(at..range.end);
         planning.plan
     }
 
-    /// Returns the bytes of the range. `stored` are those of each piece, in order.
-    pub(super) fn assemble(self, stored: impl IntoIterator<Item = Vec<Bytes>>) -> Vec<Bytes> {
+    /// Reads what it needs of the swap file, in order.
+    ///
+    /// # Errors
+    /// [`VolumeError::Swap`].
+    pub(super) async fn read_back(&self) -> Result<Vec<Bytes>, VolumeError> {
+        Ok(swap::read(self.swapped.clone()).await?)
+    }
+
+    /// Returns the bytes of the range. `stored` are those of each piece, and `swapped` those that
+    /// the swap file has, in order.
+    pub(super) fn assemble(
+        self,
+        stored: impl IntoIterator<Item = Vec<Bytes>>,
+        swapped: Vec<Bytes>,
+    ) -> Vec<Bytes> {
         let mut stored = stored.into_iter();
+        let mut swapped = swapped.into_iter();
         let mut bytes = Vec::with_capacity(self.sources.len());
         for source in self.sources {
             match source {
                 Source::Bytes(data) => bytes.push(data),
                 Source::Zero(length) => bytes.extend(zeroes(length)),
                 Source::Stored => bytes.extend(stored.next().into_iter().flatten()),
+                Source::Swapped(_) => bytes.extend(swapped.next()),
             }
         }
         bytes
@@ -81,6 +107,7 @@ impl ReadPlan {
             let (length, is_data) = match source {
                 Source::Bytes(bytes) => (bytes.len() as u64, true),
                 Source::Zero(length) => (length, false),
+                Source::Swapped(length) => (length, true),
                 Source::Stored => (
                     pieces.next().map_or(0, |piece| u64::from(piece.length)),
                     true,

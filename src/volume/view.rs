@@ -312,7 +312,8 @@ impl View {
     /// zeroes.
     ///
     /// # Errors
-    /// As [`View::extents`]; [`VolumeError::ContentStore`] if contents cannot be read.
+    /// As [`View::extents`]; [`VolumeError::ContentStore`] or [`VolumeError::Swap`] if contents
+    /// cannot be read.
     pub async fn read(
         &self,
         scope: Scope,
@@ -321,7 +322,8 @@ impl View {
     ) -> Result<Vec<Bytes>, VolumeError> {
         let plan = self.plan(scope, inode, range).await?;
         let stored = self.content_store().read(&plan.pieces).await?;
-        Ok(plan.assemble(stored))
+        let swapped = plan.read_back().await?;
+        Ok(plan.assemble(stored, swapped))
     }
 
     /// Returns the bytes of several files, each with its range, as [`View::read`] does, with one
@@ -340,14 +342,19 @@ impl View {
             .flat_map(|plan| plan.pieces.iter().copied())
             .collect();
         let mut stored = self.content_store().read_each(&pieces).await.into_iter();
-        let finish = |plan: Result<ReadPlan, VolumeError>| {
-            let plan = plan?;
+        let mut files = Vec::with_capacity(plans.len());
+        for plan in plans {
             // All of them are taken, also after an error: the next file's follow.
-            let own: Vec<_> = stored.by_ref().take(plan.pieces.len()).collect();
-            let own = own.into_iter().collect::<Result<Vec<_>, _>>()?;
-            Ok(plan.assemble(own))
-        };
-        plans.into_iter().map(finish).collect()
+            let count = plan.as_ref().map_or(0, |plan| plan.pieces.len());
+            let own: Vec<_> = stored.by_ref().take(count).collect();
+            files.push(async move {
+                let plan = plan?;
+                let own = own.into_iter().collect::<Result<Vec<_>, _>>()?;
+                let swapped = plan.read_back().await?;
+                Ok(plan.assemble(own, swapped))
+            });
+        }
+        join_all(files).await
     }
 
     /// Returns what the bytes of a file in `range` consist of.

@@ -1,8 +1,8 @@
 //! Background storing of dirty bytes: while a file is written, and when memory runs short.
 //!
 //! Owns: which files are stored then, and how many at once. Does not own: the storing (`flush`),
-//! the limits of memory (`room`), nor the storing before a commit (`commit`) or a journal
-//! (`capture`).
+//! what is swapped out instead (`swap`), the limits of memory (`room`), nor the storing before a
+//! commit (`commit`) or a journal (`capture`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -68,12 +68,22 @@ impl Volume {
         if let Some(cause) = self.ingest.failure() {
             self.poison(cause.into());
         }
+        // What cannot be read back can never be stored.
+        if let VolumeError::Swap(_) = error {
+            self.poison(error.clone());
+        }
     }
 
     /// Stores files until there is room, if dirty bytes fill the memory. Only one task
     /// at a time does this.
     pub(super) fn relieve(self: &Arc<Self>) {
-        if !self.is_pressed() || self.relieving.swap(true, Ordering::AcqRel) {
+        if !self.is_pressed() {
+            return;
+        }
+        if self.relieving.swap(true, Ordering::AcqRel) {
+            if let Some(swapping) = &self.swapping {
+                swapping.wanted();
+            }
             return;
         }
         let volume = self.clone();
@@ -96,26 +106,33 @@ impl Volume {
     }
 
     async fn make_room(&self) -> Result<(), VolumeError> {
-        while self.is_pressed() {
+        let reach = match self.swapping {
+            None => Reach::All,
+            Some(_) => Reach::Relief,
+        };
+        loop {
+            self.swap_out().await;
+            if !self.is_pressed() {
+                return Ok(());
+            }
             let files = self.files_to_store();
             if files.is_empty() {
                 return Ok(());
             }
             let flushes = files
                 .into_iter()
-                .map(|(inode, epoch)| self.flush_file(inode, epoch, Reach::All));
-            stream::iter(flushes)
+                .map(|(inode, epoch)| self.flush_file(inode, epoch, reach));
+            let stored = stream::iter(flushes)
                 .buffer_unordered(RELIEVED_AT_ONCE)
                 .try_for_each(|()| {
                     self.room.notify();
                     std::future::ready(Ok(()))
-                })
-                .await?;
+                });
+            self.swapping_during(stored).await?;
         }
-        Ok(())
     }
 
-    fn is_pressed(&self) -> bool {
+    pub(super) fn is_pressed(&self) -> bool {
         let Ok(state) = self.view.state() else {
             return false;
         };

@@ -48,6 +48,7 @@ mod scattered;
 mod scratch;
 mod stalls;
 mod surveyed;
+mod swap;
 mod sweeping;
 mod traces;
 mod unread;

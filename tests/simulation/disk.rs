@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -174,6 +175,11 @@ impl HostDisk {
 
 #[async_trait]
 impl Disk for HostDisk {
+    /// Threads of a real disk would take turns that no seed repeats.
+    async fn make_unnamed(&self, _directory: &Path) -> io::Result<File> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     async fn make_directory(&self, path: &Path) -> io::Result<()> {
         self.step().await;
         let made = self.disk.make_directory(path).await;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use rustix::fs::{CWD, FlockOperation};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 /// Held until it is dropped, or until the process ends.
@@ -98,6 +98,14 @@ pub trait Disk: Send + Sync + Debug + 'static {
     /// # Errors
     /// [`io::ErrorKind::DirectoryNotEmpty`] if it has entries; otherwise the error of the disk.
     async fn remove_directory(&self, path: &Path) -> io::Result<()>;
+
+    /// Makes a file without a name on the filesystem of a directory, to read and to write. It is gone
+    /// once it is closed, and after a crash.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] if the filesystem has no such files; otherwise the error of
+    /// the disk.
+    async fn make_unnamed(&self, directory: &Path) -> io::Result<File>;
 
     /// Creates a file if it is absent, and locks it; `None` if another process holds the lock.
     ///
@@ -189,6 +197,16 @@ impl Disk for SystemDisk {
     async fn remove_directory(&self, path: &Path) -> io::Result<()> {
         let path = path.to_owned();
         blocking(move || fs::remove_dir(path)).await
+    }
+
+    async fn make_unnamed(&self, directory: &Path) -> io::Result<File> {
+        let directory = directory.to_owned();
+        blocking(move || {
+            let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+            let made = rustix::fs::openat(CWD, &directory, flags, Mode::RUSR | Mode::WUSR);
+            Ok(File::from(made?))
+        })
+        .await
     }
 
     async fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>> {

@@ -176,6 +176,7 @@ fn byte_at(captured: &CapturedRange, at: u64) -> String {
             return match part {
                 Part::Data(bytes) => bytes[(at - range.start) as usize].to_string(),
                 Part::Zero => "zero".to_owned(),
+                Part::Swapped(_) => unreachable!("nothing is swapped out"),
             };
         }
     }

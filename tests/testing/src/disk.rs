@@ -3,6 +3,7 @@
 //! Owns the rules of what survives: see [`Disk`]. For tests and simulations only.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -61,6 +62,8 @@ struct SimulatedState {
     locks: BTreeSet<PathBuf>,
     /// Generation of the process; locks of an older one are void.
     life: u64,
+    /// The files without names that were made.
+    unnamed: Vec<File>,
     capacity_bytes: Option<u64>,
     failures: Vec<(DiskOperation, u64, io::ErrorKind)>,
     /// Directories that cannot be listed, and whose locks cannot be taken.
@@ -173,6 +176,13 @@ impl SimulatedDisk {
     /// Returns how many operations failed as planned.
     pub fn struck(&self) -> u64 {
         self.0.lock().struck
+    }
+
+    /// Returns the files without names that were made.
+    pub fn unnamed(&self) -> Vec<File> {
+        let state = self.0.lock();
+        let files = state.unnamed.iter().map(File::try_clone);
+        files.collect::<io::Result<_>>().expect("descriptors")
     }
 
     /// Simulates the end of the process without a power loss. Files stay unchanged.
@@ -308,6 +318,18 @@ fn tear(bytes: &Bytes, entropy: &dyn Entropy) -> Bytes {
 
 #[async_trait]
 impl Disk for SimulatedDisk {
+    /// A real file: nothing of it is to survive.
+    async fn make_unnamed(&self, directory: &Path) -> io::Result<File> {
+        let state = self.0.lock();
+        if !state.directories.contains(directory) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        drop(state);
+        let file = tempfile::tempfile()?;
+        self.0.lock().unnamed.push(file.try_clone()?);
+        Ok(file)
+    }
+
     async fn make_directory(&self, path: &Path) -> io::Result<()> {
         self.meet(DiskOperation::MakeDirectory)?;
         let mut state = self.0.lock();

@@ -1,0 +1,32 @@
+//! The errors of a swap file.
+
+use std::io;
+use std::sync::Arc;
+
+/// Why bytes could not be written to a swap file, or read from it.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum SwapError {
+    /// The disk failed.
+    #[error("the disk of the swap file: {0}")]
+    Disk(Arc<io::Error>),
+    /// The disk returned other bytes than those that were written.
+    #[error("the swap file is damaged: its disk returned other bytes than those that were written")]
+    Damaged,
+}
+
+impl SwapError {
+    pub(super) fn disk(error: io::Error) -> Self {
+        Self::Disk(Arc::new(error))
+    }
+
+    /// Returns whether the disk has no room.
+    pub fn is_full_disk(&self) -> bool {
+        let Self::Disk(error) = self else {
+            return false;
+        };
+        matches!(
+            error.kind(),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+        )
+    }
+}

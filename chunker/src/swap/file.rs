@@ -1,0 +1,216 @@
+//! A swap file: its places, its key, and bytes on their way there and back.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use zeroize::Zeroizing;
+
+use super::error::SwapError;
+use super::places::{Place, Places};
+
+/// Length of a tag, in bytes.
+const TAG_BYTES: usize = 16;
+
+/// A swap file. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct SwapFile(pub(super) Arc<Shared>);
+
+pub(super) struct Shared {
+    pub(super) file: File,
+    key: LessSafeKey,
+    state: Mutex<State>,
+    limit_bytes: u64,
+    has_failed: AtomicBool,
+}
+
+struct State {
+    places: Places,
+    /// The number of the next nonce. No number is used twice under a key.
+    nonce: u64,
+}
+
+/// Bytes in a swap file. Their place is free again once they are dropped.
+pub struct Swapped {
+    pub(super) shared: Arc<Shared>,
+    pub(super) place: Place,
+    pub(super) length: usize,
+    pub(super) nonce: u64,
+    tag: [u8; TAG_BYTES],
+}
+
+impl SwapFile {
+    /// Makes a swap file of an empty file without a name. It may grow to `limit_bytes`.
+    ///
+    /// # Errors
+    /// The machine gives no random numbers.
+    pub fn new(file: File, limit_bytes: u64) -> io::Result<Self> {
+        Ok(Self(Arc::new(Shared {
+            file,
+            key: random_key()?,
+            state: Mutex::new(State {
+                places: Places::default(),
+                nonce: 0,
+            }),
+            limit_bytes,
+            has_failed: AtomicBool::new(false),
+        })))
+    }
+
+    /// Writes several buffers, and returns the places of each, in order: one place for 64 KiB, and
+    /// more if only shorter ones are free. A buffer that finds no room in the file or on its disk has
+    /// none, and so has an empty one.
+    ///
+    /// Cancel safety: dropped, it lets the disk go on; then the places are free again.
+    ///
+    /// # Errors
+    /// [`SwapError::Disk`] if the disk fails. What was written before is then not kept.
+    pub async fn put(&self, buffers: Vec<Bytes>) -> Result<Vec<Vec<Swapped>>, SwapError> {
+        let shared = self.0.clone();
+        blocking(move || {
+            let mut room = Vec::new();
+            let mut is_full = false;
+            let put = buffers.iter().map(|bytes| match is_full {
+                true => Ok(Vec::new()),
+                false => shared.put(bytes, &mut room).or_else(|error| {
+                    is_full = error.is_full_disk();
+                    match is_full {
+                        true => Ok(Vec::new()),
+                        false => Err(error),
+                    }
+                }),
+            });
+            put.collect()
+        })
+        .await
+    }
+
+    /// Returns the bytes that are taken, in whole places.
+    pub fn used_bytes(&self) -> u64 {
+        self.0.state.lock().places.used()
+    }
+
+    /// Returns the most bytes that the file may have.
+    pub fn limit_bytes(&self) -> u64 {
+        self.0.limit_bytes
+    }
+
+    /// Returns whether its disk has failed, otherwise than by being full.
+    pub fn has_failed(&self) -> bool {
+        self.0.has_failed.load(Ordering::Relaxed)
+    }
+}
+
+impl Shared {
+    fn put(self: &Arc<Self>, bytes: &[u8], room: &mut Vec<u8>) -> Result<Vec<Swapped>, SwapError> {
+        let mut parts = Vec::new();
+        let mut rest = bytes;
+        let used = self.state.lock().places.used();
+        if used + bytes.len() as u64 > self.limit_bytes {
+            return Ok(parts);
+        }
+        while !rest.is_empty() {
+            let Some((place, nonce)) = self.take(rest.len()) else {
+                return Ok(Vec::new());
+            };
+            let (part, behind) = rest.split_at(rest.len().min(place.length() as usize));
+            rest = behind;
+            let mut swapped = Swapped {
+                shared: self.clone(),
+                place,
+                length: part.len(),
+                nonce,
+                tag: [0; TAG_BYTES],
+            };
+            room.clear();
+            room.extend_from_slice(part);
+            let sealed = (self.key).seal_in_place_separate_tag(number(nonce), Aad::empty(), room);
+            let tag = sealed.map_err(|_| SwapError::Damaged)?;
+            swapped.tag.copy_from_slice(tag.as_ref());
+            let written = self.file.write_all_at(room, place.offset());
+            written.map_err(|error| self.failed(SwapError::disk(error)))?;
+            parts.push(swapped);
+        }
+        Ok(parts)
+    }
+
+    fn take(&self, length: usize) -> Option<(Place, u64)> {
+        let mut state = self.state.lock();
+        let place = state.places.take(length as u64, self.limit_bytes)?;
+        let nonce = state.nonce;
+        state.nonce += 1;
+        Some((place, nonce))
+    }
+
+    /// Reads one place.
+    pub(super) fn read(&self, swapped: &Swapped) -> Result<Bytes, SwapError> {
+        let mut room = vec![0; swapped.length + TAG_BYTES];
+        let (sealed, tag) = room.split_at_mut(swapped.length);
+        let read = self.file.read_exact_at(sealed, swapped.place.offset());
+        read.map_err(|error| self.failed(SwapError::disk(error)))?;
+        tag.copy_from_slice(&swapped.tag);
+        let opened = (self.key).open_in_place(number(swapped.nonce), Aad::empty(), &mut room);
+        opened.map_err(|_| self.failed(SwapError::Damaged))?;
+        room.truncate(swapped.length);
+        Ok(Bytes::from(room))
+    }
+
+    fn failed(&self, error: SwapError) -> SwapError {
+        if !error.is_full_disk() {
+            self.has_failed.store(true, Ordering::Relaxed);
+        }
+        error
+    }
+}
+
+impl Drop for Swapped {
+    fn drop(&mut self) {
+        self.shared.state.lock().places.give_back(self.place);
+    }
+}
+
+/// Runs `job` on a thread that may wait for the disk.
+pub(super) async fn blocking<T: Send + 'static>(
+    job: impl FnOnce() -> Result<T, SwapError> + Send + 'static,
+) -> Result<T, SwapError> {
+    let done = tokio::task::spawn_blocking(job).await;
+    done.map_err(|error| SwapError::disk(io::Error::other(error)))?
+}
+
+fn random_key() -> io::Result<LessSafeKey> {
+    let mut key = Zeroizing::new([0; 32]);
+    let filled = SystemRandom::new().fill(key.as_mut());
+    filled.map_err(|_| io::Error::other("no random numbers"))?;
+    let key = UnboundKey::new(&AES_256_GCM, key.as_ref());
+    let key = key.map_err(|_| io::Error::other("no key"))?;
+    Ok(LessSafeKey::new(key))
+}
+
+fn number(nonce: u64) -> Nonce {
+    let mut bytes = [0; 12];
+    bytes[..8].copy_from_slice(&nonce.to_le_bytes());
+    Nonce::assume_unique_for_key(bytes)
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut fields = formatter.debug_struct("SwapFile");
+        fields.field("limit_bytes", &self.limit_bytes);
+        fields.finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Swapped {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut fields = formatter.debug_struct("Swapped");
+        fields.field("place", &self.place);
+        fields.field("length", &self.length);
+        fields.finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,85 @@
+//! Parts of what a swap file holds: bytes that were written again lose only their own part.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::error::SwapError;
+use super::file::{Swapped, blocking};
+
+/// A part of what a swap file holds in one place.
+#[derive(Debug, Clone)]
+pub struct SwappedPart {
+    pub(super) whole: Arc<Swapped>,
+    /// Which bytes of it.
+    range: Range<u32>,
+}
+
+impl SwappedPart {
+    /// Returns all of it.
+    pub fn whole(whole: Swapped) -> Self {
+        let length = whole.length as u32;
+        Self {
+            whole: Arc::new(whole),
+            range: 0..length,
+        }
+    }
+
+    /// Returns the number of its bytes.
+    #[allow(clippy::len_without_is_empty, reason = "no part is empty")]
+    pub fn len(&self) -> u64 {
+        u64::from(self.range.end - self.range.start)
+    }
+
+    /// Returns a part of it.
+    #[must_use]
+    pub fn slice(self, range: Range<u64>) -> Self {
+        let start = self.range.start;
+        Self {
+            whole: self.whole,
+            range: start + range.start as u32..start + range.end as u32,
+        }
+    }
+
+    /// Returns its bytes, of those of the whole. A small part does not keep the whole in memory.
+    fn cut(&self, whole: &Bytes) -> Bytes {
+        let part = whole.slice(self.range.start as usize..self.range.end as usize);
+        match part.len() >= whole.len() / 2 {
+            true => part,
+            false => Bytes::copy_from_slice(&part),
+        }
+    }
+}
+
+impl PartialEq for SwappedPart {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.whole, &other.whole) && self.range == other.range
+    }
+}
+
+impl Eq for SwappedPart {}
+
+/// Reads parts, in order. The result takes at most twice their bytes in memory, and reading it 64 KiB
+/// more.
+///
+/// # Errors
+/// [`SwapError::Disk`] if the disk fails; [`SwapError::Damaged`] if it returns something else than
+/// what was written.
+pub async fn read(parts: Vec<SwappedPart>) -> Result<Vec<Bytes>, SwapError> {
+    if parts.is_empty() {
+        return Ok(Vec::new());
+    }
+    blocking(move || {
+        let mut read = Vec::with_capacity(parts.len());
+        let is_of_one =
+            |one: &SwappedPart, other: &SwappedPart| Arc::ptr_eq(&one.whole, &other.whole);
+        for parts in parts.chunk_by(is_of_one) {
+            let whole = &parts[0].whole;
+            let bytes = whole.shared.read(whole)?;
+            read.extend(parts.iter().map(|part| part.cut(&bytes)));
+        }
+        Ok(read)
+    })
+    .await
+}

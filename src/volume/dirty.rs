@@ -20,6 +20,12 @@ use std::ops::Range;
 use bkfs_chunker::swap::{Swapped, SwappedPart};
 use bytes::Bytes;
 
+pub use self::counts::Counts;
+pub use self::swappable::{Looked, Swappable};
+
+mod counts;
+mod swappable;
+
 /// Maximum length of an open piece, in bytes. Writes of at least half of it are closed from the
 /// start.
 const OPEN_BYTES: usize = 128 * 1024;
@@ -148,6 +154,15 @@ impl Piece {
     fn is_data(&self) -> bool {
         !matches!(self.content, Content::Zero(_))
     }
+
+    /// Returns the number of bytes that could be swapped out.
+    fn swappable_bytes(&self) -> u64 {
+        let length = self.content.len();
+        match self.content {
+            Content::Open(_) | Content::Closed { .. } if length >= SWAPPED_BYTES_MIN => length,
+            _ => 0,
+        }
+    }
 }
 
 /// A part of a range, as far as it is dirty.
@@ -172,36 +187,13 @@ impl Part {
     }
 }
 
-/// Bytes that may be swapped out: where they are, and when they were written.
-#[derive(Debug, Clone)]
-pub struct Swappable {
-    /// The offset of the first one.
-    pub offset: u64,
-    /// The stamp of their piece.
-    pub stamp: u64,
-    /// The bytes.
-    pub bytes: Bytes,
-}
-
-/// The pieces that [`DirtyRanges::swappable`] looked at.
-#[derive(Debug, Default)]
-pub struct Looked {
-    /// Number of pieces.
-    pub pieces: usize,
-    /// Number of bytes that may be swapped out.
-    pub bytes: u64,
-    /// The offset at which the next one begins; none if these were the last ones.
-    pub next: Option<u64>,
-    /// Those that may be swapped out.
-    pub swappable: Vec<Swappable>,
-}
-
 /// The dirty ranges of one file.
 #[derive(Debug, Clone, Default)]
 pub struct DirtyRanges {
     pieces: BTreeMap<u64, Piece>,
     cost: u64,
     data_bytes: u64,
+    swappable_bytes: u64,
     is_private: bool,
 }
 
@@ -233,6 +225,21 @@ impl DirtyRanges {
     /// Returns the number of bytes of data (not zeroes).
     pub fn data_bytes(&self) -> u64 {
         self.data_bytes
+    }
+
+    /// Returns the number of bytes that could be swapped out: of data in memory, without short
+    /// pieces.
+    pub fn swappable_bytes(&self) -> u64 {
+        self.swappable_bytes
+    }
+
+    /// Returns what they amount to.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            cost: self.cost(),
+            data_bytes: self.data_bytes,
+            swappable_bytes: self.swappable_bytes,
+        }
     }
 
     /// Returns the number of pieces, a measure of fragmentation.
@@ -409,7 +416,7 @@ impl DirtyRanges {
                 break;
             }
             looked.pieces += 1;
-            if piece.stamp > stamp || piece.content.len() < SWAPPED_BYTES_MIN {
+            if piece.stamp > stamp || piece.swappable_bytes() == 0 {
                 continue;
             }
             if let Part::Data(bytes) = piece.content.close() {
@@ -426,8 +433,8 @@ impl DirtyRanges {
     }
 
     /// Replaces the bytes of a piece by what the swap file has of them, in order, unless the piece
-    /// has changed since [`DirtyRanges::swappable`].
-    pub fn swap_out(&mut self, offset: u64, stamp: u64, swapped: Vec<Swapped>) {
+    /// has changed since [`DirtyRanges::swappable`]. Returns whether it did.
+    pub fn swap_out(&mut self, offset: u64, stamp: u64, swapped: Vec<Swapped>) -> bool {
         let swapped: Vec<_> = swapped.into_iter().map(SwappedPart::whole).collect();
         let length: u64 = swapped.iter().map(SwappedPart::len).sum();
         let is_same = self.pieces.get(&offset).is_some_and(|piece| {
@@ -435,7 +442,7 @@ impl DirtyRanges {
             is_in_memory && piece.stamp == stamp && piece.content.len() == length
         });
         if !is_same {
-            return;
+            return false;
         }
         self.remove(offset);
         let mut at = offset;
@@ -445,6 +452,7 @@ impl DirtyRanges {
             let content = Content::Swapped(part);
             self.insert(start, Piece { content, stamp });
         }
+        true
     }
 
     fn first_overlapping(&self, offset: u64) -> u64 {
@@ -482,6 +490,7 @@ impl DirtyRanges {
     /// offset at which that piece begins.
     fn append(&mut self, offset: u64, data: &[u8], stamp: u64) -> Option<u64> {
         let (&start, piece) = self.pieces.range_mut(..offset).next_back()?;
+        let swappable_before = piece.swappable_bytes();
         let Content::Open(buffer) = &mut piece.content else {
             return None;
         };
@@ -490,9 +499,12 @@ impl DirtyRanges {
         }
         let before = buffer.capacity();
         buffer.extend_from_slice(data);
-        self.cost += (buffer.capacity() - before) as u64;
-        self.data_bytes += data.len() as u64;
+        let grown = (buffer.capacity() - before) as u64;
         piece.stamp = stamp;
+        let swappable = piece.swappable_bytes();
+        self.cost += grown;
+        self.data_bytes += data.len() as u64;
+        self.swappable_bytes = self.swappable_bytes + swappable - swappable_before;
         Some(start)
     }
 
@@ -541,9 +553,11 @@ impl DirtyRanges {
         if added {
             self.cost += piece.content.cost();
             self.data_bytes += data;
+            self.swappable_bytes += piece.swappable_bytes();
         } else {
             self.cost -= piece.content.cost();
             self.data_bytes -= data;
+            self.swappable_bytes -= piece.swappable_bytes();
         }
     }
 

@@ -28,7 +28,7 @@ use crate::extents::{Placed, search_start};
 use crate::tree::item::{Attributes, Extent, Item};
 use crate::tree::key::{self, Key, KeyParts};
 use crate::volume::delta::Delta;
-use crate::volume::dirty::{DirtyRanges, Part};
+use crate::volume::dirty::{Counts, DirtyRanges, Part};
 use crate::volume::error::VolumeError;
 use crate::volume::new_inodes::NewInodes;
 
@@ -64,8 +64,7 @@ pub struct Layer {
     /// The places in it that changed since the last journal.
     pub delta: Delta,
     item_cost: u64,
-    data_cost: u64,
-    data_bytes: u64,
+    dirty: Counts,
     /// The change of the allocated bytes, compared with everything below.
     allocated: i64,
 }
@@ -90,12 +89,17 @@ impl Layer {
 
     /// Returns the memory of the dirty bytes of files, in bytes.
     pub fn data_cost(&self) -> u64 {
-        self.data_cost
+        self.dirty.cost
     }
 
     /// Returns the number of dirty bytes of data (not zeroes) of all files.
     pub fn data_bytes(&self) -> u64 {
-        self.data_bytes
+        self.dirty.data_bytes
+    }
+
+    /// Returns the number of dirty bytes that could be swapped out, of all files.
+    pub fn swappable_bytes(&self) -> u64 {
+        self.dirty.swappable_bytes
     }
 
     /// Sets or hides an item.
@@ -110,10 +114,9 @@ impl Layer {
     /// Runs `change` on the dirty bytes of `inode`, and updates the counts.
     pub fn with_data<R>(&mut self, inode: u64, change: impl FnOnce(&mut DirtyRanges) -> R) -> R {
         let ranges = self.data.entry(inode).or_default();
-        let before = (ranges.cost(), ranges.data_bytes());
+        let before = ranges.counts();
         let result = change(ranges);
-        self.data_cost = self.data_cost + ranges.cost() - before.0;
-        self.data_bytes = self.data_bytes + ranges.data_bytes() - before.1;
+        self.dirty.replace(before, ranges.counts());
         if ranges.is_empty() {
             self.data.remove(&inode);
         }
@@ -134,8 +137,7 @@ impl Layer {
             }
         }
         if let Some(ranges) = self.data.remove(&inode) {
-            self.data_cost -= ranges.cost();
-            self.data_bytes -= ranges.data_bytes();
+            self.dirty.replace(ranges.counts(), Counts::default());
         }
         Arc::make_mut(&mut self.dropped).insert(inode);
     }

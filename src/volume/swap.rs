@@ -10,19 +10,19 @@
 
 use std::convert::Infallible;
 
-use bkfs_chunker::swap::{self, SwapError, SwappedPart};
+use bkfs_chunker::swap::{self, SwappedPart};
 use bytes::Bytes;
 
 use crate::volume::Volume;
 use crate::volume::dirty::{Part, Swappable};
 use crate::volume::error::VolumeError;
-use crate::volume::swapping::{Position, ReadBack, SWAPPED_AT_ONCE, Swapping};
+use crate::volume::swapping::{FULL_PAUSE, Position, ReadBack, SWAPPED_AT_ONCE, Swapping};
 
 /// Number of pieces that are looked at while the state is locked once.
 const LOOKED_AT_ONCE: usize = 256;
 
 /// The number of the last writes that stay in memory if possible: they may be written again soon.
-const RECENT_WRITES: u64 = 1024;
+const RECENT_WRITES: u64 = 256;
 
 /// Bytes that are to be swapped out.
 struct Chosen {
@@ -30,13 +30,6 @@ struct Chosen {
     pieces: Vec<(u64, Swappable)>,
     /// The place behind what was looked at; none if nothing is behind it.
     next: Option<Position>,
-}
-
-fn tell(error: &SwapError) {
-    match error.is_full_disk() {
-        true => tracing::debug!("nothing is swapped out now: {error}"),
-        false => tracing::warn!("nothing more is swapped out: {error}"),
-    }
 }
 
 impl Volume {
@@ -48,50 +41,41 @@ impl Volume {
         let Some(swapping) = &self.swapping else {
             return;
         };
-        if !swapping.is_worth_a_look(self.active_cost()) {
-            return;
-        }
         let mut recent = RECENT_WRITES;
-        while self.is_pressed() {
-            let cost = self.active_cost();
-            match self.swap_round(swapping, recent).await {
-                None => return,
-                Some(0) if recent == 0 => {
-                    swapping.nothing_left_of(cost);
-                    return;
-                }
-                Some(_) => recent = 0,
+        loop {
+            let swapped = self.swap_round(swapping, recent).await;
+            let is_progress = swapped.is_some_and(|bytes| swapping.is_progress(bytes));
+            if recent == 0 && !is_progress {
+                return;
             }
+            recent = 0;
         }
     }
 
     /// Looks at all dirty bytes once, from where the last look ended, and swaps out those that were
-    /// not among the last `recent` writes, until memory is not short any more. Returns the number of
-    /// pieces; none if there is no room for more.
-    async fn swap_round(&self, swapping: &Swapping, recent: u64) -> Option<usize> {
+    /// not among the last `recent` writes, until memory is not short any more. Returns their number;
+    /// none if the disk fails.
+    async fn swap_round(&self, swapping: &Swapping, recent: u64) -> Option<u64> {
         let begun = swapping.reached();
-        let (mut count, mut has_wrapped) = (0, false);
-        while self.is_pressed() {
-            if swapping.file().has_failed() {
-                return None;
-            }
+        let (mut swapped, mut has_wrapped) = (0, false);
+        while self.is_pressed() && swapping.is_worth_a_look(self.swappable_bytes()) {
             let from = swapping.reached();
             let chosen = self.choose(from, recent)?;
             let next = chosen.next;
             swapping.reach(next.unwrap_or_default());
-            count += self.swap_pieces(swapping, chosen).await?;
+            swapped += self.swap_pieces(swapping, chosen).await?;
             // Everything was looked at once, and what is before `begun` not twice.
             if has_wrapped && next.is_none_or(|next| next >= begun) {
                 break;
             }
             has_wrapped |= next.is_none();
         }
-        Some(count)
+        Some(swapped)
     }
 
-    fn active_cost(&self) -> u64 {
+    fn swappable_bytes(&self) -> u64 {
         let state = self.view.state();
-        state.map_or(0, |state| state.lock().active.data_cost())
+        state.map_or(0, |state| state.lock().active.swappable_bytes())
     }
 
     /// Runs `storing`, and swaps out meanwhile what then finds room in the swap file.
@@ -101,7 +85,8 @@ impl Volume {
         };
         let swapping = async {
             loop {
-                swapping.until_wanted().await;
+                // A full disk may have room again, and nothing says so.
+                let _ = tokio::time::timeout(FULL_PAUSE, swapping.until_wanted()).await;
                 self.swap_out().await;
             }
         };
@@ -146,11 +131,10 @@ impl Volume {
         Some(chosen)
     }
 
-    /// Swaps chosen bytes out, and returns the number of pieces; none if the file has no room for
-    /// one of them, or its disk fails.
-    async fn swap_pieces(&self, swapping: &Swapping, chosen: Chosen) -> Option<usize> {
-        let count = chosen.pieces.len();
-        if count == 0 {
+    /// Swaps chosen bytes out, as far as the file has room, and returns their number; none if the
+    /// disk fails.
+    async fn swap_pieces(&self, swapping: &Swapping, chosen: Chosen) -> Option<u64> {
+        if chosen.pieces.is_empty() {
             // Others may use the thread.
             tokio::task::yield_now().await;
             return Some(0);
@@ -159,26 +143,33 @@ impl Volume {
         let put = match swapping.file().put(buffers.collect()).await {
             Ok(put) => put,
             Err(error) => {
-                tell(&error);
+                tracing::warn!("nothing more is swapped out: {error}");
                 return None;
             }
         };
-        let has_room = put.iter().all(|parts| !parts.is_empty());
+        if put.iter().any(Vec::is_empty) {
+            swapping.note_full();
+        }
+        let mut swapped = 0;
         {
             let mut state = self.view.state().ok()?.lock();
             for ((inode, piece), parts) in chosen.pieces.iter().zip(put) {
                 let layer = state.layer_mut(chosen.epoch);
-                if let Some(layer) = layer.filter(|_| !parts.is_empty()) {
-                    layer.with_data(*inode, |ranges| {
-                        ranges.swap_out(piece.offset, piece.stamp, parts)
-                    });
+                let Some(layer) = layer.filter(|_| !parts.is_empty()) else {
+                    continue;
+                };
+                let is_out = layer.with_data(*inode, |ranges| {
+                    ranges.swap_out(piece.offset, piece.stamp, parts)
+                });
+                if is_out {
+                    swapped += piece.bytes.len() as u64;
                 }
             }
         }
         // Their buffers are freed here, while the state is not locked.
         drop(chosen);
         self.room.notify();
-        has_room.then_some(count)
+        Some(swapped)
     }
 
     /// Waits until so many bytes may be read back to be stored. They count as memory until the result

@@ -1,11 +1,14 @@
-//! What a volume remembers of its swap file: how far its dirty bytes were looked at, whether another
-//! look is worth its time, and how much may be read back at once.
+//! What a volume remembers of its swap file: how far its dirty bytes were looked at, whether the file
+//! had room, and how much may be read back at once.
 //!
 //! Owns: these facts. Does not own: what is swapped out (`swap`), nor the file.
+
+use std::time::Duration;
 
 use bkfs_chunker::swap::SwapFile;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::time::Instant;
 
 use crate::volume::room::Held;
 
@@ -15,9 +18,13 @@ pub(super) const SWAPPED_AT_ONCE: u64 = 4 << 20;
 /// Divisor of the limit of dirty bytes: one part of this many may be read back at once to be stored.
 const READ_BACK_SHARE: u64 = 4;
 
-/// Divisor of the limit of dirty bytes: after a look that found nothing to swap out, one part of this
-/// many must be written before the next one, at most.
-const LOOK_SHARE: u64 = 8;
+/// Divisor of the limit of dirty bytes: a look for bytes to swap out is worth its time if it finds one
+/// part of this many.
+const LOOK_SHARE: u64 = 16;
+
+/// The pause after a file or its disk was full, unless so many bytes become free before.
+pub(super) const FULL_PAUSE: Duration = Duration::from_secs(1);
+const FULL_BYTES: u64 = 1 << 20;
 
 /// The least number of bytes that may be read back at once: a run, as it is stored.
 const READ_BACK_MIN: u64 = 8 << 20;
@@ -31,9 +38,9 @@ pub(super) struct Swapping {
     file: SwapFile,
     /// Told when there may be something to swap out, or room for it, while files are stored.
     wanted: Notify,
-    /// The cost of the active layer when nothing of it was left that could be swapped out.
-    left: Mutex<Option<u64>>,
-    /// The growth of that cost after which another look is worth its time, in bytes.
+    /// When the file had no room last, and how many bytes of it were taken then.
+    full: Mutex<Option<(Instant, u64)>>,
+    /// The number of bytes that can be swapped out for which a look is worth its time.
     look_bytes: u64,
     /// The place behind what was looked at last. One task swaps out at a time.
     reached: Mutex<Position>,
@@ -66,7 +73,7 @@ impl Swapping {
         Self {
             file,
             wanted: Notify::new(),
-            left: Mutex::default(),
+            full: Mutex::default(),
             look_bytes: SWAPPED_AT_ONCE.min(data_bytes / LOOK_SHARE),
             reached: Mutex::default(),
             read_back: Semaphore::new(read_back_kib as usize),
@@ -88,9 +95,9 @@ impl Swapping {
         *self.reached.lock() = position;
     }
 
-    /// Notes that nothing can be swapped out of an active layer that costs so much.
-    pub(super) fn nothing_left_of(&self, cost: u64) {
-        *self.left.lock() = Some(cost);
+    /// Notes that the file has no room, or its disk has none.
+    pub(super) fn note_full(&self) {
+        *self.full.lock() = Some((Instant::now(), self.file.used_bytes()));
     }
 
     /// Asks for another look for bytes that can be swapped out, while files are stored.
@@ -103,12 +110,19 @@ impl Swapping {
         self.wanted.notified().await;
     }
 
-    /// Returns whether a look for bytes that can be swapped out is worth its time, if the active
-    /// layer costs so much. Nothing may be left of them but what was written since the last look.
-    pub(super) fn is_worth_a_look(&self, cost: u64) -> bool {
-        let mut left = self.left.lock();
-        *left = left.map(|left| left.min(cost));
-        left.is_none_or(|left| cost - left >= self.look_bytes)
+    /// Returns whether a look is worth its time, if so many bytes could be swapped out.
+    pub(super) fn is_worth_a_look(&self, swappable_bytes: u64) -> bool {
+        if swappable_bytes < self.look_bytes || self.file.has_failed() {
+            return false;
+        }
+        self.full.lock().is_none_or(|(when, used)| {
+            when.elapsed() >= FULL_PAUSE || self.file.used_bytes() + FULL_BYTES <= used
+        })
+    }
+
+    /// Returns whether another look is worth its time after one that has swapped so many bytes out.
+    pub(super) fn is_progress(&self, swapped_bytes: u64) -> bool {
+        swapped_bytes >= self.look_bytes
     }
 
     /// Waits until so many bytes may be read back.
@@ -117,5 +131,46 @@ impl Swapping {
         let kib = kib.min(self.read_back_kib);
         // The semaphore is never closed.
         self.read_back.acquire_many(kib).await.ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn swapping(limit_bytes: u64) -> Swapping {
+        let file = SwapFile::new(tempfile::tempfile().unwrap(), limit_bytes).unwrap();
+        Swapping::new(file, 64 << 20)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_must_find_something_and_room() {
+        let swapping = swapping(4 << 20);
+        assert!(swapping.is_worth_a_look(4 << 20) && !swapping.is_worth_a_look((4 << 20) - 1));
+        let pages = vec![Bytes::from(vec![1; 1 << 20]); 4];
+        let mut put = swapping.file().put(pages).await.expect("the disk works");
+        swapping.note_full();
+        assert!(!swapping.is_worth_a_look(16 << 20));
+        put.pop();
+        assert!(swapping.is_worth_a_look(16 << 20), "a part of it is free");
+        swapping.note_full();
+        assert!(!swapping.is_worth_a_look(16 << 20));
+        tokio::time::advance(FULL_PAUSE).await;
+        assert!(swapping.is_worth_a_look(16 << 20), "its disk may have room");
+    }
+
+    /// More than all of it must not wait for ever.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_read_back_is_bounded() {
+        let swapping = swapping(4 << 20);
+        let half = swapping.may_read_back(9 << 20).await.expect("open");
+        let more = swapping.may_read_back(8 << 20);
+        let waited = tokio::time::timeout(Duration::from_secs(1), more).await;
+        assert!(waited.is_err());
+        drop(half);
+        let all = swapping.may_read_back(1 << 40).await;
+        assert!(all.is_some() && swapping.read_back.available_permits() == 0);
     }
 }

@@ -80,9 +80,11 @@ fn a_full_swap_file_lets_the_rest_be_stored() {
         scratch.spool_bytes = 2 << 20;
         let mount = Mount(scratch.try_assemble(false).await.expect("mounted"));
         let before = objects(&world).await;
-        let model = write_pages(&mount).await;
+        mount.put("first", &noise(1, 3 << 20)).await;
+        tokio::time::sleep(seconds(1)).await;
         let swap = mount.0.volume().expect("writable").swap().cloned();
-        assert!(swap.expect("there is one").used_bytes() > 1 << 20);
+        assert!(swap.expect("there is one").used_bytes() > 0);
+        let model = write_pages(&mount).await;
         assert!(objects(&world).await > before);
         assert!(mount.read("pages").await.expect("there") == model);
         mount.0.finish().await.expect("ended");
@@ -144,6 +146,67 @@ fn small_files_beyond_memory_are_stored() {
         for number in [0, 700, 1499] {
             let contents = mount.read(&format!("small{number}")).await;
             assert!(contents.expect("there") == noise(number, 4000));
+        }
+        mount.0.finish().await.expect("ended");
+        require_whole(&world).await;
+    });
+}
+
+/// Small files fill memory, are stored, and are gone. What comes next is swapped out again.
+#[test]
+fn what_was_stored_once_does_not_end_swapping() {
+    paused(async {
+        let world = world(2).await;
+        let scratch = small(&world, "scratch~1");
+        let mount = Mount(scratch.try_assemble(false).await.expect("mounted"));
+        let volume = mount.0.volume().expect("writable").clone();
+        for number in 0..1000 {
+            mount
+                .put(&format!("small{number}"), &noise(number, 4000))
+                .await;
+        }
+        for number in 0..1000 {
+            let name = format!("small{number}");
+            let removed = volume
+                .unlink(bkfs::volume::ROOT_INODE, name.as_bytes())
+                .await;
+            removed.expect("removed");
+        }
+        tokio::time::sleep(seconds(10)).await;
+        let before = objects(&world).await;
+        let model = write_pages(&mount).await;
+        let swap = volume.swap().cloned().expect("there is one");
+        assert!(swap.used_bytes() > 8 << 20);
+        assert_eq!(objects(&world).await, before);
+        assert!(mount.read("pages").await.expect("there") == model);
+        mount.0.finish().await.expect("ended");
+        require_whole(&world).await;
+    });
+}
+
+/// Pages that are swapped out are remembered in memory. Once that is short of them alone, pages are
+/// stored, and writers wait for nothing else.
+#[test]
+fn a_long_list_of_what_is_swapped_out_lets_pages_be_stored() {
+    paused(async {
+        let world = world(2).await;
+        let scratch = small(&world, "scratch~1");
+        let mount = Mount(scratch.try_assemble(false).await.expect("mounted"));
+        let before = objects(&world).await;
+        let file = mount.write("blocks", b"").await;
+        // Each takes 330 bytes, of 4 MiB; they are apart, so that they do not grow together.
+        let place = |block: u64| (block * 389 % 16_000) << 13;
+        for block in 0..16_000 {
+            mount
+                .write_at(file, place(block), &noise(block, 4096))
+                .await;
+        }
+        mount.close(file).await;
+        tokio::time::sleep(seconds(10)).await;
+        assert!(objects(&world).await > before, "some were stored");
+        for block in [0, 1, 77, 15_999] {
+            let read = mount.read_at("blocks", place(block), 4096).await;
+            assert!(read.expect("there") == noise(block, 4096));
         }
         mount.0.finish().await.expect("ended");
         require_whole(&world).await;

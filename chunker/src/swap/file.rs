@@ -81,7 +81,10 @@ impl SwapFile {
                 false => shared.put(bytes, &mut room).or_else(|error| {
                     is_full = error.is_full_disk();
                     match is_full {
-                        true => Ok(Vec::new()),
+                        true => {
+                            tracing::debug!("nothing more is swapped out for a while: {error}");
+                            Ok(Vec::new())
+                        }
                         false => Err(error),
                     }
                 }),
@@ -131,7 +134,7 @@ impl Shared {
             room.clear();
             room.extend_from_slice(part);
             let sealed = (self.key).seal_in_place_separate_tag(number(nonce), Aad::empty(), room);
-            let tag = sealed.map_err(|_| SwapError::Damaged)?;
+            let tag = sealed.map_err(|_| self.failed(SwapError::Damaged))?;
             swapped.tag.copy_from_slice(tag.as_ref());
             let written = self.file.write_all_at(room, place.offset());
             written.map_err(|error| self.failed(SwapError::disk(error)))?;

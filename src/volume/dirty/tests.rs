@@ -111,6 +111,8 @@ fn check(dirty: &DirtyRanges, model: &Model) {
         .sum();
     assert_eq!(data, dirty.data_bytes());
     let pieces = dirty.pieces.values();
+    let swappable = pieces.clone().map(Piece::swappable_bytes);
+    assert_eq!(swappable.sum::<u64>(), dirty.swappable_bytes());
     let cost: u64 = pieces.map(|piece| piece.content.cost()).sum();
     let file = if dirty.is_empty() {
         0
@@ -232,7 +234,9 @@ fn bytes_that_are_swapped_out_take_little_memory() {
         dirty.write_shared(page * 32_768, Bytes::from(vec![1; 16 << 10]), page);
     }
     dirty.write(1 << 30, &[1; 4095], 64);
+    assert_eq!(dirty.swappable_bytes(), 64 * (16 << 10));
     assert_eq!(swap_all_out(&mut dirty, 31, &file), 32);
+    assert_eq!(dirty.swappable_bytes(), 32 * (16 << 10));
     assert_eq!(dirty.data_bytes(), 64 * (16 << 10) + 4095);
     assert!(dirty.cost() < 33 * (17 << 10) + 32 * 400);
     assert_eq!(

@@ -329,7 +329,8 @@ struct Buffer {
 
 impl Buffer {
     fn new() -> Buffer {
-        let memory = vec![0; HEADROOM_BYTES + BLOCK_BYTES + ALIGNMENT_BYTES];
+        let mut memory = vec![0; HEADROOM_BYTES + BLOCK_BYTES + ALIGNMENT_BYTES];
+        advise_huge_pages(&mut memory);
         let behind_headroom = memory.as_ptr().addr() + HEADROOM_BYTES;
         let start =
             HEADROOM_BYTES + behind_headroom.next_multiple_of(ALIGNMENT_BYTES) - behind_headroom;
@@ -339,6 +340,25 @@ impl Buffer {
     fn data(&mut self) -> &mut [u8] {
         &mut self.memory[self.start..self.start + BLOCK_BYTES]
     }
+}
+
+/// Asks for huge pages. The kernel holds each page of a buffer that it reads into without the page
+/// cache: with 4 KiB pages that is half of the reading thread's time.
+fn advise_huge_pages(memory: &mut [u8]) {
+    let skipped = memory.as_ptr().align_offset(ALIGNMENT_BYTES);
+    let Some(pages) = memory.get_mut(skipped..) else {
+        return;
+    };
+    let length = pages.len() - pages.len() % ALIGNMENT_BYTES;
+    // SAFETY: the range is a part of a live slice that is borrowed exclusively. The advice changes
+    // how the kernel backs it, not what it holds. It is only advice, so an error does not matter.
+    let _ = unsafe {
+        rustix::mm::madvise(
+            pages.as_mut_ptr().cast(),
+            length,
+            rustix::mm::Advice::LinuxHugepage,
+        )
+    };
 }
 
 /// A block of the stream.

@@ -282,6 +282,7 @@ fn small_appends_share_a_buffer() {
         dirty.write(i * 10, b"0123456789", i);
     }
     assert_eq!(dirty.pieces(), 1);
+    assert_eq!(dirty.swappable_bytes(), 10_000);
 }
 
 /// A buffer that shows when it is freed.
@@ -343,6 +344,8 @@ fn small_writes_that_touch_become_few_pieces_in_whatever_order_they_come() {
             dirty.write(order(n) * 512, &[n as u8; 512], n);
         }
         assert_eq!(dirty.runs_from(0).count(), 1);
+        let swappable = dirty.pieces.values().map(Piece::swappable_bytes);
+        assert_eq!(swappable.sum::<u64>(), dirty.swappable_bytes());
         assert!(dirty.pieces() <= 8 * 64, "{} pieces", dirty.pieces());
         assert!(dirty.cost() <= 2 * COUNT * 512);
     }

@@ -320,7 +320,7 @@ fn mount(
     let swap_bytes = access::swap_bytes(&settings);
     let spool = SpoolPlace::on_this_machine(repository, swap_bytes, Path::new(PLACE));
     let spool = spool.unwrap_or_else(|error| {
-        tracing::info!("the clone has no swap file: {error}");
+        tracing::warn!("the clone has no swap file: {error}");
         None
     });
     let plan = MountPlan {

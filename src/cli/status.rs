@@ -205,7 +205,13 @@ fn swap(swap: &Value) -> Option<String> {
     let count = |key: &str| swap[key].as_u64();
     let (used, limit) = (count("used_bytes")?, count("limit_bytes")?);
     let (used, limit) = (bytes(used), bytes(limit));
-    Some(format!("swap         {used} of {limit} in the swap file"))
+    let failed = match swap["has_failed"].as_bool() {
+        Some(true) => "; its disk has failed: unmount the clone",
+        _ => "",
+    };
+    Some(format!(
+        "swap         {used} of {limit} in the swap file{failed}"
+    ))
 }
 
 /// Returns how much of the bucket is verified, and what was found.

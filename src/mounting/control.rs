@@ -352,6 +352,7 @@ impl MountControl {
             "swap": volume.as_ref().and_then(|volume| volume.swap()).map(|swap| json!({
                 "used_bytes": swap.used_bytes(),
                 "limit_bytes": swap.limit_bytes(),
+                "has_failed": swap.has_failed(),
             })),
             "open_files": volume.as_ref().map_or(0, |volume| volume.usage().open_files()),
             "endpoint": self.repository.endpoint,

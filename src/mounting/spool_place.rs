@@ -7,6 +7,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bkfs_chunker::spool::Spool;
 use bkfs_chunker::swap::SwapFile;
@@ -15,6 +16,9 @@ use bkfs_store::disk::{Disk, SystemDisk};
 use crate::mounting::error::SpoolingError;
 use crate::places;
 use crate::repository::Repository;
+
+/// How long the disk may take to make a swap file.
+const DISK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Directory of spools of a mount. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -72,8 +76,14 @@ impl SpoolPlace {
             return None;
         }
         let path = self.root.display();
-        let made = self.try_swap().await;
-        made.inspect_err(|error| tracing::warn!("there is no swap file in {path}: {error}"))
+        let made = tokio::time::timeout(DISK_PATIENCE, self.try_swap()).await;
+        made.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            .inspect_err(|error| {
+                tracing::warn!(
+                    "there is no swap file in {path}: {error}; what is changed beyond memory= is \
+                     uploaded"
+                );
+            })
             .ok()
     }
 

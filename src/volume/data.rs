@@ -391,16 +391,19 @@ impl Volume {
     /// Starts to store long runs after a write, and makes room if memory runs short.
     pub(super) fn wrote(self: &Arc<Self>, inode: u64, range: Range<u64>) {
         self.usage.wrote(inode, range.end - range.start);
-        let (is_long, epoch) = {
-            let Ok(state) = self.view.state() else { return };
-            let state = state.lock();
-            let is_long = state.active.data.get(&inode).is_some_and(|ranges| {
-                ranges.data_bytes() >= RUN_BYTES && ranges.runs_for(range.start, RUN_BYTES)
-            });
-            (is_long, state.active.epoch)
-        };
-        if is_long && !self.promise.is_scratch() {
-            self.flush_soon(inode, epoch, Reach::Streaming);
+        // Nothing of a scratch clone is stored before it must be.
+        if !self.promise.is_scratch() {
+            let (is_long, epoch) = {
+                let Ok(state) = self.view.state() else { return };
+                let state = state.lock();
+                let is_long = state.active.data.get(&inode).is_some_and(|ranges| {
+                    ranges.data_bytes() >= RUN_BYTES && ranges.runs_for(range.start, RUN_BYTES)
+                });
+                (is_long, state.active.epoch)
+            };
+            if is_long {
+                self.flush_soon(inode, epoch, Reach::Streaming);
+            }
         }
         self.relieve();
     }

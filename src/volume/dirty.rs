@@ -155,12 +155,17 @@ impl Piece {
         !matches!(self.content, Content::Zero(_))
     }
 
-    /// Returns the number of bytes that could be swapped out.
-    fn swappable_bytes(&self) -> u64 {
+    /// Returns what it amounts to.
+    fn counts(&self) -> Counts {
         let length = self.content.len();
-        match self.content {
-            Content::Open(_) | Content::Closed { .. } if length >= SWAPPED_BYTES_MIN => length,
-            _ => 0,
+        let is_in_memory = matches!(self.content, Content::Open(_) | Content::Closed { .. });
+        Counts {
+            cost: self.content.cost(),
+            data_bytes: if self.is_data() { length } else { 0 },
+            swappable_bytes: match is_in_memory && length >= SWAPPED_BYTES_MIN {
+                true => length,
+                false => 0,
+            },
         }
     }
 }
@@ -191,9 +196,8 @@ impl Part {
 #[derive(Debug, Clone, Default)]
 pub struct DirtyRanges {
     pieces: BTreeMap<u64, Piece>,
-    cost: u64,
-    data_bytes: u64,
-    swappable_bytes: u64,
+    /// Of the pieces.
+    counts: Counts,
     is_private: bool,
 }
 
@@ -218,27 +222,26 @@ impl DirtyRanges {
     pub fn cost(&self) -> u64 {
         match self.pieces.is_empty() {
             true => 0,
-            false => self.cost + FILE_OVERHEAD_BYTES,
+            false => self.counts.cost + FILE_OVERHEAD_BYTES,
         }
     }
 
     /// Returns the number of bytes of data (not zeroes).
     pub fn data_bytes(&self) -> u64 {
-        self.data_bytes
+        self.counts.data_bytes
     }
 
     /// Returns the number of bytes that could be swapped out: of data in memory, without short
     /// pieces.
     pub fn swappable_bytes(&self) -> u64 {
-        self.swappable_bytes
+        self.counts.swappable_bytes
     }
 
     /// Returns what they amount to.
     pub fn counts(&self) -> Counts {
         Counts {
             cost: self.cost(),
-            data_bytes: self.data_bytes,
-            swappable_bytes: self.swappable_bytes,
+            ..self.counts
         }
     }
 
@@ -416,7 +419,7 @@ impl DirtyRanges {
                 break;
             }
             looked.pieces += 1;
-            if piece.stamp > stamp || piece.swappable_bytes() == 0 {
+            if piece.stamp > stamp || piece.counts().swappable_bytes == 0 {
                 continue;
             }
             if let Part::Data(bytes) = piece.content.close() {
@@ -490,21 +493,16 @@ impl DirtyRanges {
     /// offset at which that piece begins.
     fn append(&mut self, offset: u64, data: &[u8], stamp: u64) -> Option<u64> {
         let (&start, piece) = self.pieces.range_mut(..offset).next_back()?;
-        let swappable_before = piece.swappable_bytes();
+        let before = piece.counts();
         let Content::Open(buffer) = &mut piece.content else {
             return None;
         };
         if start + buffer.len() as u64 != offset || buffer.len() + data.len() > OPEN_BYTES {
             return None;
         }
-        let before = buffer.capacity();
         buffer.extend_from_slice(data);
-        let grown = (buffer.capacity() - before) as u64;
         piece.stamp = stamp;
-        let swappable = piece.swappable_bytes();
-        self.cost += grown;
-        self.data_bytes += data.len() as u64;
-        self.swappable_bytes = self.swappable_bytes + swappable - swappable_before;
+        self.counts.replace(before, piece.counts());
         Some(start)
     }
 
@@ -535,30 +533,13 @@ impl DirtyRanges {
 
     fn remove(&mut self, start: u64) -> Option<Piece> {
         let piece = self.pieces.remove(&start)?;
-        self.account(&piece, false);
+        self.counts.replace(piece.counts(), Counts::default());
         Some(piece)
     }
 
     fn insert(&mut self, offset: u64, piece: Piece) {
-        self.account(&piece, true);
+        self.counts.replace(Counts::default(), piece.counts());
         self.pieces.insert(offset, piece);
-    }
-
-    fn account(&mut self, piece: &Piece, added: bool) {
-        let data = if piece.is_data() {
-            piece.content.len()
-        } else {
-            0
-        };
-        if added {
-            self.cost += piece.content.cost();
-            self.data_bytes += data;
-            self.swappable_bytes += piece.swappable_bytes();
-        } else {
-            self.cost -= piece.content.cost();
-            self.data_bytes -= data;
-            self.swappable_bytes -= piece.swappable_bytes();
-        }
     }
 
     /// Cuts `range` out of every piece whose stamp is at most `stamp`, and keeps the rest of the

@@ -89,7 +89,7 @@ pub enum VolumeError {
     #[error(transparent)]
     ContentStore(std::sync::Arc<ContentError>),
     /// Dirty bytes could not be read back from the swap file.
-    #[error(transparent)]
+    #[error("{0}; unmount the clone, and look at that disk")]
     Swap(#[from] bkfs_chunker::swap::SwapError),
     /// The volume was taken over, or the root could not be replaced.
     #[error("{0}")]

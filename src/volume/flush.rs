@@ -294,6 +294,8 @@ impl Volume {
             self.settle_range(inode, epoch, plan, (range, picked.stamp))?;
             return Ok(true);
         };
+        let swapping = self.swapping.as_ref();
+        let _storing = swapping.map(|swapping| swapping.storing(inode, range.clone()));
         let (_read_back, data) = self.in_memory(data).await?;
         let profile = self.profile(inode, epoch, &picked.attributes, range.start, &data)?;
         let end = (!picked.more).then_some(picked.attributes.size_bytes);

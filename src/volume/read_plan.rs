@@ -72,8 +72,8 @@ impl ReadPlan {
     ///
     /// # Errors
     /// [`VolumeError::Swap`].
-    pub(super) async fn read_back(&self) -> Result<Vec<Bytes>, VolumeError> {
-        Ok(swap::read(self.swapped.clone()).await?)
+    pub(super) async fn read_back(&mut self) -> Result<Vec<Bytes>, VolumeError> {
+        Ok(swap::read(std::mem::take(&mut self.swapped)).await?)
     }
 
     /// Returns the bytes of the range. `stored` are those of each piece, and `swapped` those that

@@ -16,7 +16,9 @@ use bytes::Bytes;
 use crate::volume::Volume;
 use crate::volume::dirty::{Part, Swappable};
 use crate::volume::error::VolumeError;
-use crate::volume::swapping::{FULL_PAUSE, Position, ReadBack, SWAPPED_AT_ONCE, Swapping};
+use crate::volume::swapping::{
+    DISK_PATIENCE, FULL_PAUSE, Position, ReadBack, SWAPPED_AT_ONCE, Swapping,
+};
 
 /// Number of pieces that are looked at while the state is locked once.
 const LOOKED_AT_ONCE: usize = 256;
@@ -60,7 +62,7 @@ impl Volume {
         let (mut swapped, mut has_wrapped) = (0, false);
         while self.is_pressed() && swapping.is_worth_a_look(self.swappable_bytes()) {
             let from = swapping.reached();
-            let chosen = self.choose(from, recent)?;
+            let chosen = self.choose(swapping, from, recent)?;
             let next = chosen.next;
             swapping.reach(next.unwrap_or_default());
             swapped += self.swap_pieces(swapping, chosen).await?;
@@ -96,9 +98,9 @@ impl Volume {
         }
     }
 
-    /// Chooses bytes from a place on that were not among the last `recent` writes. `None` if the
-    /// volume takes no changes.
-    fn choose(&self, from: Position, recent: u64) -> Option<Chosen> {
+    /// Chooses bytes from a place on that were not among the last `recent` writes and are not being
+    /// stored. `None` if the volume takes no changes.
+    fn choose(&self, swapping: &Swapping, from: Position, recent: u64) -> Option<Chosen> {
         let mut state = self.view.state().ok()?.lock();
         let stamp = state.stamp.saturating_sub(recent);
         let layer = &mut state.active;
@@ -118,7 +120,10 @@ impl Volume {
                 false => 0,
             };
             let looked = ranges.swappable(offset, stamp, (left, bytes));
-            let pieces = looked.swappable.into_iter();
+            let pieces = looked.swappable.into_iter().filter(|piece| {
+                let end = piece.offset + piece.bytes.len() as u64;
+                !swapping.is_being_stored(inode, piece.offset..end)
+            });
             chosen.pieces.extend(pieces.map(|piece| (inode, piece)));
             if let Some(offset) = looked.next {
                 chosen.next = Some((inode, offset));
@@ -140,13 +145,12 @@ impl Volume {
             return Some(0);
         }
         let buffers = chosen.pieces.iter().map(|(_, piece)| piece.bytes.clone());
-        let put = match swapping.file().put(buffers.collect()).await {
-            Ok(put) => put,
-            Err(error) => {
-                tracing::warn!("nothing more is swapped out: {error}");
-                return None;
-            }
+        let put = swapping.file().put(buffers.collect());
+        let Ok(put) = tokio::time::timeout(DISK_PATIENCE, put).await else {
+            swapping.file().give_up();
+            return None;
         };
+        let put = put.ok()?;
         if put.iter().any(Vec::is_empty) {
             swapping.note_full();
         }

@@ -3,6 +3,8 @@
 //!
 //! Owns: these facts. Does not own: what is swapped out (`swap`), nor the file.
 
+use std::collections::HashMap;
+use std::ops::Range;
 use std::time::Duration;
 
 use bkfs_chunker::swap::SwapFile;
@@ -26,6 +28,10 @@ const LOOK_SHARE: u64 = 16;
 pub(super) const FULL_PAUSE: Duration = Duration::from_secs(1);
 const FULL_BYTES: u64 = 1 << 20;
 
+/// How long the disk may take for what is swapped out at once. After that it counts as failed, and
+/// data is stored.
+pub(super) const DISK_PATIENCE: Duration = Duration::from_secs(30);
+
 /// The least number of bytes that may be read back at once: a run, as it is stored.
 const READ_BACK_MIN: u64 = 8 << 20;
 
@@ -44,10 +50,24 @@ pub(super) struct Swapping {
     look_bytes: u64,
     /// The place behind what was looked at last. One task swaps out at a time.
     reached: Mutex<Position>,
+    /// The range of each file that is being stored. Swapping it out would free no memory.
+    storing: Mutex<HashMap<u64, Range<u64>>>,
     /// KiB that may be read back to be stored.
     read_back: Semaphore,
     /// All of these.
     read_back_kib: u32,
+}
+
+/// A range that is being stored, until this is dropped.
+pub(super) struct Storing<'a> {
+    swapping: &'a Swapping,
+    inode: u64,
+}
+
+impl Drop for Storing<'_> {
+    fn drop(&mut self) {
+        self.swapping.storing.lock().remove(&self.inode);
+    }
 }
 
 /// Bytes that were read back count as memory until this is dropped.
@@ -76,6 +96,7 @@ impl Swapping {
             full: Mutex::default(),
             look_bytes: SWAPPED_AT_ONCE.min(data_bytes / LOOK_SHARE),
             reached: Mutex::default(),
+            storing: Mutex::default(),
             read_back: Semaphore::new(read_back_kib as usize),
             read_back_kib,
         }
@@ -93,6 +114,23 @@ impl Swapping {
 
     pub(super) fn reach(&self, position: Position) {
         *self.reached.lock() = position;
+    }
+
+    /// Notes that a range of a file is being stored, until the result is dropped. A file is stored
+    /// by one task at a time.
+    pub(super) fn storing(&self, inode: u64, range: Range<u64>) -> Storing<'_> {
+        self.storing.lock().insert(inode, range);
+        Storing {
+            swapping: self,
+            inode,
+        }
+    }
+
+    /// Returns whether a part of a piece of a file is being stored.
+    pub(super) fn is_being_stored(&self, inode: u64, piece: Range<u64>) -> bool {
+        let storing = self.storing.lock();
+        let range = storing.get(&inode);
+        range.is_some_and(|range| range.start < piece.end && piece.start < range.end)
     }
 
     /// Notes that the file has no room, or its disk has none.
@@ -159,6 +197,17 @@ mod tests {
         assert!(!swapping.is_worth_a_look(16 << 20));
         tokio::time::advance(FULL_PAUSE).await;
         assert!(swapping.is_worth_a_look(16 << 20), "its disk may have room");
+    }
+
+    #[test]
+    fn what_is_being_stored_is_known() {
+        let swapping = swapping(4 << 20);
+        let storing = swapping.storing(7, 100..200);
+        assert!(swapping.is_being_stored(7, 199..300) && swapping.is_being_stored(7, 0..101));
+        assert!(!swapping.is_being_stored(7, 200..300) && !swapping.is_being_stored(7, 0..100));
+        assert!(!swapping.is_being_stored(8, 100..200));
+        drop(storing);
+        assert!(!swapping.is_being_stored(7, 100..200));
     }
 
     /// More than all of it must not wait for ever.

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bkfs_chunker::content_store::{ContentStore, Prefetch};
+use bkfs_chunker::error::ContentError;
 use bkfs_chunker::extent::Piece;
 use bkfs_chunker::id::Id;
 use bytes::Bytes;
@@ -320,7 +321,7 @@ impl View {
         inode: u64,
         range: Range<u64>,
     ) -> Result<Vec<Bytes>, VolumeError> {
-        let plan = self.plan(scope, inode, range).await?;
+        let mut plan = self.plan(scope, inode, range).await?;
         let stored = self.content_store().read(&plan.pieces).await?;
         let swapped = plan.read_back().await?;
         Ok(plan.assemble(stored, swapped))
@@ -347,14 +348,9 @@ impl View {
             // All of them are taken, also after an error: the next file's follow.
             let count = plan.as_ref().map_or(0, |plan| plan.pieces.len());
             let own: Vec<_> = stored.by_ref().take(count).collect();
-            files.push(async move {
-                let plan = plan?;
-                let own = own.into_iter().collect::<Result<Vec<_>, _>>()?;
-                let swapped = plan.read_back().await?;
-                Ok(plan.assemble(own, swapped))
-            });
+            files.push(finish(plan, own).await);
         }
-        join_all(files).await
+        files
     }
 
     /// Returns what the bytes of a file in `range` consist of.
@@ -437,6 +433,17 @@ impl View {
         let extents = self.extents(Scope::Live, inode, range.clone()).await?;
         Ok(ReadPlan::new(range, Vec::new(), &extents, None).pieces)
     }
+}
+
+/// Returns the bytes of a file, of what it consists of and what it has stored.
+async fn finish(
+    plan: Result<ReadPlan, VolumeError>,
+    stored: Vec<Result<Vec<Bytes>, ContentError>>,
+) -> Result<Vec<Bytes>, VolumeError> {
+    let mut plan = plan?;
+    let stored = stored.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let swapped = plan.read_back().await?;
+    Ok(plan.assemble(stored, swapped))
 }
 
 fn overlapping(

@@ -64,13 +64,13 @@ impl Volume {
     }
 
     fn note_failure(&self, error: &VolumeError) {
+        // What cannot be read back can never be stored.
+        if let VolumeError::Swap(_) = error {
+            return self.poison(error.clone());
+        }
         tracing::warn!("not stored, will be tried again: {error}");
         if let Some(cause) = self.ingest.failure() {
             self.poison(cause.into());
-        }
-        // What cannot be read back can never be stored.
-        if let VolumeError::Swap(_) = error {
-            self.poison(error.clone());
         }
     }
 

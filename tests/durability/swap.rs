@@ -1,10 +1,16 @@
 //! What is written to a scratch clone, and memory has no room for.
 
+use std::sync::Arc;
+
 use bkfs::volume::error::VolumeError;
 use bkfs::volume::state::Scope;
+use bkfs::volume::{ROOT_INODE, Volume};
+use bkfs_chunker::swap::SwapFile;
 use bkfs_fuse::{Create, Ino, OpenFlags};
+use bkfs_store::Store;
+use bkfs_testing::disk::SimulatedDisk;
 
-use crate::clones::{read, require_whole, world};
+use crate::clones::{read, require_whole, root, world};
 use crate::host::noise;
 use crate::paused::{CALLER, Mount, World, ask, paused, seconds};
 use crate::scratch::cloning;
@@ -13,6 +19,9 @@ const PAGE: usize = 16 << 10;
 
 /// Pages of the file: 16 MiB, where 4 MiB are the limit of dirty bytes in memory.
 const PAGES: usize = 1024;
+
+/// The limit of a swap file that is not full.
+const SWAP_BYTES: u64 = 1 << 30;
 
 /// Returns a machine whose mounts are scratch clones of this name, with little memory.
 fn small(world: &World, volume: &str) -> World {
@@ -42,8 +51,61 @@ async fn write_pages(mount: &Mount) -> Vec<u8> {
     model
 }
 
+/// A mounted clone that is thrown away, with little memory.
+struct Scratch {
+    mount: Mount,
+    volume: Arc<Volume>,
+    swap: SwapFile,
+    disk: SimulatedDisk,
+}
+
+impl Scratch {
+    /// `swap_bytes` is the limit of the swap file.
+    async fn of(world: &World, swap_bytes: u64) -> Self {
+        let mut machine = small(world, "scratch~1");
+        machine.spool_bytes = swap_bytes;
+        let mount = Mount(machine.try_assemble(false).await.expect("mounted"));
+        let volume = mount.0.volume().expect("writable").clone();
+        let swap = volume.swap().cloned().expect("there is one");
+        Self {
+            mount,
+            volume,
+            swap,
+            disk: machine.disk,
+        }
+    }
+
+    async fn unlink(&self, name: &str) {
+        let removed = self.volume.unlink(ROOT_INODE, name.as_bytes()).await;
+        removed.expect("removed");
+    }
+
+    /// Throws the clone away, and checks that it leaves nothing.
+    async fn end(self, world: &World) {
+        let Self {
+            mount,
+            volume,
+            swap,
+            ..
+        } = self;
+        drop(volume);
+        mount.0.finish().await.expect("ended");
+        assert_eq!(swap.used_bytes(), 0);
+        assert!(!root(world).await.volumes.contains_key("scratch~1"));
+        require_whole(world).await;
+    }
+}
+
+/// Writes this many files, too short to be swapped out.
+async fn write_small_files(mount: &Mount, count: u64) {
+    for number in 0..count {
+        mount
+            .put(&format!("small{number}"), &noise(number, 4000))
+            .await;
+    }
+}
+
 async fn objects(world: &World) -> usize {
-    use bkfs_store::Store;
     let listed = world.memory.list("", None, 10_000).await;
     listed.expect("listed").len()
 }
@@ -52,23 +114,22 @@ async fn objects(world: &World) -> usize {
 fn what_memory_has_no_room_for_goes_to_the_swap_file() {
     paused(async {
         let world = world(2).await;
-        let scratch = small(&world, "scratch~1");
-        let mount = Mount(scratch.try_assemble(false).await.expect("mounted"));
+        let clone = Scratch::of(&world, SWAP_BYTES).await;
+        let mount = &clone.mount;
         let before = objects(&world).await;
-        let model = write_pages(&mount).await;
-        let swap = mount.0.volume().expect("writable").swap().cloned();
-        let swap = swap.expect("there is one");
-        assert!(swap.used_bytes() > 8 << 20, "{} bytes", swap.used_bytes());
+        let model = write_pages(mount).await;
+        assert!(
+            clone.swap.used_bytes() > 8 << 20,
+            "{} bytes",
+            clone.swap.used_bytes()
+        );
         assert_eq!(objects(&world).await, before, "nothing was stored");
         assert!(mount.read("pages").await.expect("there") == model);
         for at in [5, 4_000_000, 16_000_001] {
             let part = mount.read_at("pages", at, 40_000).await.expect("there");
             assert!(part == model[at as usize..at as usize + 40_000]);
         }
-        mount.put("pages", b"anew").await;
-        mount.0.finish().await.expect("ended");
-        assert_eq!(swap.used_bytes(), 0);
-        require_whole(&world).await;
+        clone.end(&world).await;
     });
 }
 
@@ -76,19 +137,16 @@ fn what_memory_has_no_room_for_goes_to_the_swap_file() {
 fn a_full_swap_file_lets_the_rest_be_stored() {
     paused(async {
         let world = world(2).await;
-        let mut scratch = small(&world, "scratch~1");
-        scratch.spool_bytes = 2 << 20;
-        let mount = Mount(scratch.try_assemble(false).await.expect("mounted"));
+        let clone = Scratch::of(&world, 2 << 20).await;
+        let mount = &clone.mount;
         let before = objects(&world).await;
         mount.put("first", &noise(1, 3 << 20)).await;
         tokio::time::sleep(seconds(1)).await;
-        let swap = mount.0.volume().expect("writable").swap().cloned();
-        assert!(swap.expect("there is one").used_bytes() > 0);
-        let model = write_pages(&mount).await;
+        assert!(clone.swap.used_bytes() > 0);
+        let model = write_pages(mount).await;
         assert!(objects(&world).await > before);
         assert!(mount.read("pages").await.expect("there") == model);
-        mount.0.finish().await.expect("ended");
-        require_whole(&world).await;
+        clone.end(&world).await;
     });
 }
 
@@ -98,18 +156,16 @@ fn a_full_swap_file_lets_the_rest_be_stored() {
 fn a_commit_stores_what_was_swapped_out() {
     paused(async {
         let world = world(2).await;
-        let scratch = small(&world, "scratch~1");
-        let mount = Mount(scratch.try_assemble(false).await.expect("mounted"));
-        let volume = mount.0.volume().expect("writable").clone();
-        let swap = volume.swap().cloned().expect("there is one");
+        let clone = Scratch::of(&world, SWAP_BYTES).await;
+        let mount = &clone.mount;
         for round in 0..2 {
-            let mut model = write_pages(&mount).await;
-            assert!(swap.used_bytes() > 8 << 20);
+            let mut model = write_pages(mount).await;
+            assert!(clone.swap.used_bytes() > 8 << 20);
             for number in 0..4000 {
                 mount.put(&format!("name{round} {number}"), b"").await;
             }
             tokio::time::sleep(seconds(100)).await;
-            assert_eq!(swap.used_bytes(), 0);
+            assert_eq!(clone.swap.used_bytes(), 0);
             assert!(mount.read("pages").await.expect("there") == model);
             let file = mount.open("pages").await;
             for page in 0..32 {
@@ -121,11 +177,9 @@ fn a_commit_stores_what_was_swapped_out() {
             }
             mount.close(file).await;
             assert!(mount.read("pages").await.expect("there") == model);
-            let unlinked = volume.unlink(bkfs::volume::ROOT_INODE, b"pages").await;
-            unlinked.expect("removed");
+            clone.unlink("pages").await;
         }
-        mount.0.finish().await.expect("ended");
-        require_whole(&world).await;
+        clone.end(&world).await;
     });
 }
 
@@ -134,21 +188,16 @@ fn a_commit_stores_what_was_swapped_out() {
 fn small_files_beyond_memory_are_stored() {
     paused(async {
         let world = world(2).await;
-        let scratch = small(&world, "scratch~1");
-        let mount = Mount(scratch.try_assemble(false).await.expect("mounted"));
+        let clone = Scratch::of(&world, SWAP_BYTES).await;
+        let mount = &clone.mount;
         let before = objects(&world).await;
-        for number in 0..1500 {
-            mount
-                .put(&format!("small{number}"), &noise(number, 4000))
-                .await;
-        }
+        write_small_files(mount, 1500).await;
         assert!(objects(&world).await > before);
         for number in [0, 700, 1499] {
             let contents = mount.read(&format!("small{number}")).await;
             assert!(contents.expect("there") == noise(number, 4000));
         }
-        mount.0.finish().await.expect("ended");
-        require_whole(&world).await;
+        clone.end(&world).await;
     });
 }
 
@@ -157,30 +206,19 @@ fn small_files_beyond_memory_are_stored() {
 fn what_was_stored_once_does_not_end_swapping() {
     paused(async {
         let world = world(2).await;
-        let scratch = small(&world, "scratch~1");
-        let mount = Mount(scratch.try_assemble(false).await.expect("mounted"));
-        let volume = mount.0.volume().expect("writable").clone();
+        let clone = Scratch::of(&world, SWAP_BYTES).await;
+        let mount = &clone.mount;
+        write_small_files(mount, 1000).await;
         for number in 0..1000 {
-            mount
-                .put(&format!("small{number}"), &noise(number, 4000))
-                .await;
-        }
-        for number in 0..1000 {
-            let name = format!("small{number}");
-            let removed = volume
-                .unlink(bkfs::volume::ROOT_INODE, name.as_bytes())
-                .await;
-            removed.expect("removed");
+            clone.unlink(&format!("small{number}")).await;
         }
         tokio::time::sleep(seconds(10)).await;
         let before = objects(&world).await;
-        let model = write_pages(&mount).await;
-        let swap = volume.swap().cloned().expect("there is one");
-        assert!(swap.used_bytes() > 8 << 20);
+        let model = write_pages(mount).await;
+        assert!(clone.swap.used_bytes() > 8 << 20);
         assert_eq!(objects(&world).await, before);
         assert!(mount.read("pages").await.expect("there") == model);
-        mount.0.finish().await.expect("ended");
-        require_whole(&world).await;
+        clone.end(&world).await;
     });
 }
 
@@ -190,8 +228,8 @@ fn what_was_stored_once_does_not_end_swapping() {
 fn a_long_list_of_what_is_swapped_out_lets_pages_be_stored() {
     paused(async {
         let world = world(2).await;
-        let scratch = small(&world, "scratch~1");
-        let mount = Mount(scratch.try_assemble(false).await.expect("mounted"));
+        let clone = Scratch::of(&world, SWAP_BYTES).await;
+        let mount = &clone.mount;
         let before = objects(&world).await;
         let file = mount.write("blocks", b"").await;
         // Each takes 330 bytes, of 4 MiB; they are apart, so that they do not grow together.
@@ -208,8 +246,7 @@ fn a_long_list_of_what_is_swapped_out_lets_pages_be_stored() {
             let read = mount.read_at("blocks", place(block), 4096).await;
             assert!(read.expect("there") == noise(block, 4096));
         }
-        mount.0.finish().await.expect("ended");
-        require_whole(&world).await;
+        clone.end(&world).await;
     });
 }
 
@@ -218,20 +255,23 @@ fn a_long_list_of_what_is_swapped_out_lets_pages_be_stored() {
 fn a_swap_file_that_is_lost_fails_the_mount() {
     paused(async {
         let world = world(2).await;
-        let scratch = small(&world, "scratch~1");
-        let mount = Mount(scratch.try_assemble(false).await.expect("mounted"));
-        let model = write_pages(&mount).await;
+        let clone = Scratch::of(&world, SWAP_BYTES).await;
+        let mount = &clone.mount;
+        let model = write_pages(mount).await;
         // Until memory is not short any more.
         tokio::time::sleep(seconds(10)).await;
-        for file in scratch.disk.unnamed() {
+        for file in clone.disk.unnamed() {
             file.set_len(0).expect("shortened");
         }
-        let volume = mount.0.volume().expect("writable").clone();
         let ino = mount.open("pages").await.0.0;
         let mut failed = 0;
         for page in 0..PAGES as u64 {
             let range = page * PAGE as u64..(page + 1) * PAGE as u64 - 1;
-            let read = volume.view.read(Scope::Live, ino, range.clone()).await;
+            let read = clone
+                .volume
+                .view
+                .read(Scope::Live, ino, range.clone())
+                .await;
             match read {
                 Err(VolumeError::Swap(_)) => failed += 1,
                 read => {
@@ -241,7 +281,7 @@ fn a_swap_file_that_is_lost_fails_the_mount() {
             }
         }
         assert!(failed > PAGES / 2 && failed < PAGES, "{failed} pages");
-        assert!(volume.failure().is_none());
+        assert!(clone.volume.failure().is_none());
         for number in 0..4000 {
             let name = format!("name {number}");
             let create = Create {
@@ -250,15 +290,17 @@ fn a_swap_file_that_is_lost_fails_the_mount() {
                 permissions: 0o644,
                 flags: OpenFlags::default(),
             };
-            let created = ask(&mount, |vfs, reply| vfs.create(CALLER, create, reply)).await;
-            if created.is_err() {
+            let created = ask(mount, |vfs, reply| vfs.create(CALLER, create, reply));
+            // Without the failure, it would wait for memory for ever.
+            let created = tokio::time::timeout(seconds(100), created).await;
+            if !matches!(created, Ok(Ok(_))) {
                 break;
             }
         }
         tokio::time::sleep(seconds(100)).await;
-        let failure = volume.failure().expect("it cannot be stored");
+        let failure = clone.volume.failure().expect("it cannot be stored");
         assert!(failure.to_string().contains("swap file"), "{failure}");
-        require_whole(&world).await;
+        clone.end(&world).await;
     });
 }
 

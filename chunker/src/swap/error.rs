@@ -7,10 +7,10 @@ use std::sync::Arc;
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum SwapError {
     /// The disk failed.
-    #[error("the disk of the swap file: {0}")]
+    #[error("the disk of the swap file has failed ({0}): changed data of this clone may be lost")]
     Disk(Arc<io::Error>),
     /// The disk returned other bytes than those that were written.
-    #[error("the swap file is damaged: its disk returned other bytes than those that were written")]
+    #[error("the disk of the swap file has lost changed data of this clone")]
     Damaged,
 }
 

@@ -65,7 +65,7 @@ impl SwapFile {
 
     /// Writes several buffers, and returns the places of each, in order: one place for 64 KiB, and
     /// more if only shorter ones are free. A buffer that finds no room in the file or on its disk has
-    /// none, and so has an empty one.
+    /// none, and so has an empty one. Once the disk has failed, none has.
     ///
     /// Cancel safety: dropped, it lets the disk go on; then the places are free again.
     ///
@@ -75,7 +75,7 @@ impl SwapFile {
         let shared = self.0.clone();
         blocking(move || {
             let mut room = Vec::new();
-            let mut is_full = false;
+            let mut is_full = shared.has_failed.load(Ordering::Relaxed);
             let put = buffers.iter().map(|bytes| match is_full {
                 true => Ok(Vec::new()),
                 false => shared.put(bytes, &mut room).or_else(|error| {
@@ -102,6 +102,12 @@ impl SwapFile {
     /// Returns the most bytes that the file may have.
     pub fn limit_bytes(&self) -> u64 {
         self.0.limit_bytes
+    }
+
+    /// Takes no more bytes, because the disk does not answer.
+    pub fn give_up(&self) {
+        self.0
+            .failed(SwapError::disk(io::ErrorKind::TimedOut.into()));
     }
 
     /// Returns whether its disk has failed, otherwise than by being full.
@@ -165,8 +171,8 @@ impl Shared {
     }
 
     fn failed(&self, error: SwapError) -> SwapError {
-        if !error.is_full_disk() {
-            self.has_failed.store(true, Ordering::Relaxed);
+        if !error.is_full_disk() && !self.has_failed.swap(true, Ordering::Relaxed) {
+            tracing::error!("nothing more is swapped out: {error}");
         }
         error
     }

@@ -35,6 +35,9 @@ impl Place {
 /// Number of places that are joined each time that one is taken.
 const JOINED_AT_ONCE: usize = 256;
 
+/// Number of places that are joined before the file grows.
+const JOINED_BEFORE_GROWTH: usize = 4096;
+
 /// The free places of a file, and its end.
 #[derive(Debug, Default)]
 pub(super) struct Places {
@@ -56,8 +59,12 @@ impl Places {
         self.join(JOINED_AT_ONCE);
         let mut place = self.whole(wanted);
         if place.is_none() {
-            self.join(usize::MAX);
+            self.join(JOINED_BEFORE_GROWTH);
             place = self.whole(wanted).or_else(|| self.grow(wanted, limit));
+        }
+        if place.is_none() {
+            self.join(usize::MAX);
+            place = self.whole(wanted);
         }
         let place = place.or_else(|| (0..wanted).rev().find_map(|size| self.whole(size)))?;
         self.used += place.length();

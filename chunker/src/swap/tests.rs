@@ -135,6 +135,9 @@ async fn a_failed_write_keeps_nothing() {
     assert!(matches!(put, Err(SwapError::Disk(_))));
     assert!(swap.has_failed(), "it is open for reading only");
     assert_eq!(swap.used_bytes(), 0);
+    let put = swap.put(vec![Bytes::from_static(b"one"); 2]).await;
+    let put = put.expect("nothing is written any more");
+    assert!(put.len() == 2 && put.iter().all(Vec::is_empty));
 
     let file = File::options().write(true).open("/dev/full");
     let swap = SwapFile::new(file.expect("it is there"), LIMIT).expect("random numbers");

@@ -203,8 +203,12 @@ impl Disk for SystemDisk {
         let directory = directory.to_owned();
         blocking(move || {
             let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-            let made = rustix::fs::openat(CWD, &directory, flags, Mode::RUSR | Mode::WUSR);
-            Ok(File::from(made?))
+            match rustix::fs::openat(CWD, &directory, flags, Mode::RUSR | Mode::WUSR) {
+                Ok(made) => Ok(File::from(made)),
+                // EISDIR: of filesystems that do not know the flag.
+                Err(Errno::OPNOTSUPP | Errno::ISDIR) => Err(io::ErrorKind::Unsupported.into()),
+                Err(error) => Err(error.into()),
+            }
         })
         .await
     }
@@ -285,6 +289,32 @@ fn make_private(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_file_without_a_name_is_in_no_directory() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let made = SystemDisk.make_unnamed(directory.path()).await;
+        let file = made.expect("the filesystem has such files");
+        file.write_all_at(b"contents", 3).expect("written");
+        let mut back = [0; 8];
+        file.read_exact_at(&mut back, 3).expect("read");
+        assert_eq!(&back, b"contents");
+        assert_eq!(file.metadata().expect("it is open").mode() & 0o777, 0o600);
+        assert!(
+            SystemDisk
+                .list(directory.path())
+                .await
+                .expect("listed")
+                .is_empty()
+        );
+        let absent = SystemDisk
+            .make_unnamed(&directory.path().join("absent"))
+            .await;
+        assert_eq!(
+            absent.expect_err("no directory").kind(),
+            io::ErrorKind::NotFound
+        );
+    }
 
     #[tokio::test]
     async fn directories_and_files_are_private() {

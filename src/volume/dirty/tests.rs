@@ -53,14 +53,18 @@ fn a_run_is_as_long_as_its_data() {
 /// Each byte of the model: its value and the stamp of its write; `None` if it is not dirty.
 type Model = Vec<Option<(u8, u64)>>;
 
+fn run<T>(job: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    runtime.unwrap().block_on(job)
+}
+
 /// Returns the bytes of a part, which is `length` long.
 fn bytes_of(part: &Part, length: u64) -> Bytes {
     match part {
         Part::Data(bytes) => bytes.clone(),
         Part::Zero => Bytes::from(vec![0; length as usize]),
         Part::Swapped(part) => {
-            let runtime = tokio::runtime::Builder::new_current_thread().build();
-            let back = runtime.unwrap().block_on(swap::read(vec![part.clone()]));
+            let back = run(swap::read(vec![part.clone()]));
             back.expect("the disk works").remove(0)
         }
     }
@@ -75,10 +79,7 @@ fn swap_all_out(dirty: &mut DirtyRanges, stamp: u64, file: &SwapFile) -> usize {
     let all = (usize::MAX, u64::MAX);
     let chosen = dirty.swappable(0, stamp, all).swappable;
     for piece in &chosen {
-        let runtime = tokio::runtime::Builder::new_current_thread().build();
-        let put = runtime
-            .unwrap()
-            .block_on(file.put(vec![piece.bytes.clone()]));
+        let put = run(file.put(vec![piece.bytes.clone()]));
         let put = put.expect("the disk works").remove(0);
         assert!(!put.is_empty(), "there is room");
         dirty.swap_out(piece.offset, piece.stamp, put);
@@ -111,7 +112,7 @@ fn check(dirty: &DirtyRanges, model: &Model) {
         .sum();
     assert_eq!(data, dirty.data_bytes());
     let pieces = dirty.pieces.values();
-    let swappable = pieces.clone().map(Piece::swappable_bytes);
+    let swappable = pieces.clone().map(|piece| piece.counts().swappable_bytes);
     assert_eq!(swappable.sum::<u64>(), dirty.swappable_bytes());
     let cost: u64 = pieces.map(|piece| piece.content.cost()).sum();
     let file = if dirty.is_empty() {
@@ -213,10 +214,7 @@ fn a_piece_that_has_changed_is_not_replaced() {
         let mut dirty = DirtyRanges::default();
         dirty.write(0, &[1; 16 << 10], 4);
         let chosen = dirty.swappable(0, 4, (10, 1)).swappable.remove(0);
-        let runtime = tokio::runtime::Builder::new_current_thread().build();
-        let put = runtime
-            .unwrap()
-            .block_on(file.put(vec![chosen.bytes.clone()]));
+        let put = run(file.put(vec![chosen.bytes.clone()]));
         let put = put.unwrap().remove(0);
         change(&mut dirty);
         let before = (dirty.overlaps(0..1 << 20), dirty.cost());
@@ -344,7 +342,8 @@ fn small_writes_that_touch_become_few_pieces_in_whatever_order_they_come() {
             dirty.write(order(n) * 512, &[n as u8; 512], n);
         }
         assert_eq!(dirty.runs_from(0).count(), 1);
-        let swappable = dirty.pieces.values().map(Piece::swappable_bytes);
+        let pieces = dirty.pieces.values();
+        let swappable = pieces.map(|piece| piece.counts().swappable_bytes);
         assert_eq!(swappable.sum::<u64>(), dirty.swappable_bytes());
         assert!(dirty.pieces() <= 8 * 64, "{} pieces", dirty.pieces());
         assert!(dirty.cost() <= 2 * COUNT * 512);

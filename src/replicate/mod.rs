@@ -441,10 +441,8 @@ impl Replication<'_> {
         let unused = unused_inode(self.from, entry).await?;
         match next_inode(self.from, entry).await {
             Ok(next_inode) => Ok(next_inode.max(unused)),
-            Err(error) => match error.kind() {
-                ErrorKind::Damaged | ErrorKind::Unavailable => Ok(unused),
-                _ => Err(error),
-            },
+            Err(error) if error.kind() == ErrorKind::Damaged => Ok(unused),
+            Err(error) => Err(error),
         }
     }
 

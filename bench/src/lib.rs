@@ -19,6 +19,7 @@ pub mod server;
 pub mod servers;
 pub mod suites;
 pub mod targets;
+pub mod threads;
 pub mod verify;
 
 /// An error, for the person who started the benchmark.

@@ -165,9 +165,18 @@ fn children_s() -> f64 {
 /// A message if it cannot be started, or if it fails; the latter with the last eight lines of its
 /// error output.
 pub fn command(command: &mut Command) -> Outcome<Run> {
+    command_watched(command, |_| ())
+}
+
+/// Same, and calls `watch` with the id of its process while it runs.
+///
+/// # Errors
+/// As [`command`].
+pub fn command_watched(command: &mut Command, watch: impl FnOnce(u32)) -> Outcome<Run> {
     let before = children_s();
     let started = Instant::now();
     let child = spawn(command)?;
+    watch(child.id());
     let sampler = Sampler::start(child.id());
     end(command, child)?;
     Ok(Run {
@@ -225,14 +234,15 @@ pub fn stored_bytes(path: &Path) -> u64 {
     entries.map(|entry| stored_bytes(&entry.path())).sum()
 }
 
-/// Writes all dirty data to disk and drops the kernel's caches of files. Dropping needs root; a
-/// failure is only printed.
-pub fn drop_caches() {
+/// Writes all dirty data to disk and drops the kernel's caches of files, which needs root.
+///
+/// # Errors
+/// The kernel does not let this process do so. What was to be cold would not be.
+pub fn drop_caches() -> Outcome<()> {
     // SAFETY: sync has no preconditions.
     unsafe { libc::sync() };
-    if let Err(error) = fs::write("/proc/sys/vm/drop_caches", "3") {
-        eprintln!("caches are not dropped: {error}");
-    }
+    fs::write("/proc/sys/vm/drop_caches", "3")
+        .map_err(|error| format!("caches are not dropped: {error}").into())
 }
 
 /// Returns the median; `None` for no numbers.

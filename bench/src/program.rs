@@ -163,7 +163,7 @@ impl Program {
     pub fn restore(&self, url: &str, what: &str, target: &Path) -> Outcome<Run> {
         remove(target)?;
         self.forget_caches()?;
-        measure::drop_caches();
+        measure::drop_caches()?;
         let mut restore = self.command(&["restore", "-q", url, what]);
         let mut run = measure::command(restore.arg(target))?;
         run.wall_s += flush(target)?;
@@ -228,6 +228,15 @@ impl Mounted {
         hydrate.arg(&self.mount_point);
         hydrate.stdin(Stdio::null()).stdout(Stdio::null());
         Ok(hydrate.stderr(Stdio::null()).spawn()?)
+    }
+
+    /// Stores what was read first on this mount as a trace of this name.
+    ///
+    /// # Errors
+    /// As [`measure::command`].
+    pub fn record_trace(&self, name: &str) -> Outcome<()> {
+        let mut record = self.program.command(&["trace", "record"]);
+        measure::command(record.arg(&self.mount_point).arg(name)).map(drop)
     }
 
     /// Returns the number of requests to the store since the mount.

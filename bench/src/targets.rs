@@ -3,6 +3,7 @@
 //! Owns: limits, aims, the measurements that they are compared with, and the names under which
 //! suites report these.
 
+pub(crate) mod cores;
 mod live;
 mod verdict;
 
@@ -20,7 +21,9 @@ pub fn verdicts(report: &Report) -> Vec<Verdict> {
     verdicts.extend(of_names(report));
     verdicts.extend(of_puts(report));
     verdicts.extend(of_distance(report));
+    verdicts.extend(cores::of_cores(report));
     verdicts.extend(live::of_live(report));
+    verdicts.extend(live::of_first_rows(report));
     verdicts
 }
 

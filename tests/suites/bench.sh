@@ -17,7 +17,7 @@ case_of "the benchmarks build" builds || exit 1
 runs() {
   mkdir -p "$SUITE_TMP/work"
   printf 'before\n<!-- tables: written by bkfs-bench -->\n<!-- end of tables -->\nafter\n' >"$PAGE"
-  (cd "$SUITE_TMP" && "$BENCH" all live --size small --repeat 1 --loop --work "$SUITE_TMP/work" \
+  (cd "$SUITE_TMP" && "$BENCH" all live first-row --size small --repeat 1 --loop --work "$SUITE_TMP/work" \
     --output results --page page.md)
 }
 case_of "all suites run" runs || exit 1
@@ -44,11 +44,14 @@ for step in \
   "latency|read a snapshot, 20 ms|bkfs" "latency|ls -lR, cold, 20 ms|bkfs" \
   "latency|ls -lR, cold, local bucket|bkfs" "latency|100 random reads, depth 32, 20 ms|bkfs" \
   "latency|snapshot of an idle mount, 20 ms|bkfs" "micro|pages as pages|bkfs" \
+  "cores|noise, one core|bkfs put" "cores|pages, one core|bkfs put" \
   "live|oltp_read_write, durability off|bkfs, scratch" "live|oltp_read_write|bkfs, fsync=local" \
   "live|oltp_read_write|bkfs, fsync=bucket" "live|oltp_read_write|local disk" \
   "live|oltp_read_only, a pool of an eighth|bkfs, scratch" \
   "live|oltp_read_only, after hydration|bkfs, scratch" "live|pgbench|bkfs, fsync=local" \
-  "live|16 KiB at random, each synced|bkfs, fsync=local"; do
+  "live|16 KiB at random, each synced|bkfs, fsync=local" \
+  "first-row|MariaDB, smaller|local disk" \
+  "first-row|PostgreSQL, eight times that|bkfs, scratch, with a trace"; do
   IFS='|' read -r suite name system <<<"$step"
   case_of "$suite: $name by $system is verified" measured "$suite" "$name" "$system"
 done
@@ -78,8 +81,12 @@ for measure in \
   "bkfs put of incompressible content through a pipe" "bkfs put of pages through a pipe" \
   "restore of a long file and small ones" "cold ls -lR of small files" \
   "random read of 16 KiB" "such reads at depth 32" "snapshot of an idle mount" \
+  "bkfs put of incompressible content: the part" "bkfs put of pages: the part" \
+  "20 GiB/s ÷ the rate" "10 GiB/s ÷ the rate" \
   "oltp_read_write without durability" "oltp_read_write: a clone" \
-  "oltp_read_only, a pool of an eighth" "oltp_read_only, a pool of all"; do
+  "oltp_read_only, a pool of an eighth" "oltp_read_only, a pool of all" \
+  "first row of MariaDB on a clone" "first row of PostgreSQL on a clone" \
+  "first row of MariaDB:" "first row of PostgreSQL:"; do
   case_of "there is a figure: $measure" judged "$measure"
 done
 disk() { jq -e '.about | any(.[0] == "disk of the suite files")' "$OUT/report.json"; }

@@ -154,7 +154,7 @@ fn unchanged(context: &Context, url: &str, source: &Path) -> Outcome<Option<Run>
     };
     let program = &context.program;
     program.forget_caches()?;
-    measure::drop_caches();
+    measure::drop_caches()?;
     let mounted = program.mount(url, &context.fresh("mount")?)?;
     let line = format!(
         "{rsync} -a --omit-dir-times {}/ {}/",
@@ -180,7 +180,7 @@ fn put(context: &mut Context, source: &Path) {
         let mut first = put()?;
         first.stored_bytes = Some(measure::stored_bytes(&bucket));
         program.forget_caches()?;
-        measure::drop_caches();
+        measure::drop_caches()?;
         let again = put()?;
         let target = context.work.join("restored");
         remove(&target)?;
@@ -207,10 +207,10 @@ fn restic(context: &mut Context, source: &Path) {
         let mut first = shell(&format!("{base} backup {}", text(source)))?;
         first.wall_s += flush(&repository)?;
         first.stored_bytes = Some(measure::stored_bytes(&repository));
-        measure::drop_caches();
+        measure::drop_caches()?;
         let mut again = shell(&format!("{base} backup {}", text(source)))?;
         again.wall_s += flush(&repository)?;
-        measure::drop_caches();
+        measure::drop_caches()?;
         let mut restored = shell(&format!("{base} restore latest --target {}", text(&target)))?;
         restored.wall_s += flush(&target)?;
         same_trees(
@@ -244,7 +244,7 @@ fn borg(context: &mut Context, source: &Path) {
         ))?;
         first.wall_s += flush(&repository)?;
         first.stored_bytes = Some(measure::stored_bytes(&repository));
-        measure::drop_caches();
+        measure::drop_caches()?;
         let mut restored = shell(&format!(
             "{base}cd {}; {borg} extract {place}::one",
             text(&target)

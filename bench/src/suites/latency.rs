@@ -77,7 +77,7 @@ fn far(context: &mut Context, minio: &str, source: &Path, count: usize, delay: u
     mounted.unmount()?;
     let listed = listing::cold(context, &program, &url, ("small", count))?;
     program.forget_caches()?;
-    measure::drop_caches();
+    measure::drop_caches()?;
     let mounted = program.mount(&url, &point)?;
     let inside = point.join(".snapshots/two");
     let read = mounted

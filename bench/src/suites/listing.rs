@@ -19,7 +19,7 @@ pub(super) fn cold(
     (below, count): (&str, usize),
 ) -> Outcome<Run> {
     program.forget_caches()?;
-    measure::drop_caches();
+    measure::drop_caches()?;
     let mounted = program.mount(url, &context.fresh("mount")?)?;
     let list = context.work.join("listing");
     let directory = mounted.path().join(below);

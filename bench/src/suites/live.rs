@@ -13,6 +13,7 @@ use crate::disk::remove;
 use crate::proxy::Proxy;
 use crate::servers::Minio;
 
+pub(crate) mod first;
 mod load;
 mod mariadb;
 mod pages;
@@ -62,6 +63,7 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
     let server = Minio::start(Path::new(&context.peers.need("minio")?), &data)?;
     let proxy = Proxy::start(server.address, DELAY)?;
     let store = Store::fill(context, &server, proxy.address, &sources.directory)?;
+    store.fill_restic(context, &sources.directory);
     for _ in 0..context.repeat {
         round(context, &store, &sources)?;
     }
@@ -88,8 +90,7 @@ fn prepare(context: &Context) -> Outcome<Sources> {
 
 fn round(context: &mut Context, store: &Store, sources: &Sources) -> Outcome<()> {
     let half = sources.tables / 2;
-    let tables: &dyn Fn(&Sources, &Path, &Done) -> Outcome<()> =
-        &|sources, at, _| mariadb::check(sources, at);
+    let tables: &dyn Fn(&Sources, &Path, &Done) -> Outcome<()> = &mariadb::check;
     let volatile = Load {
         name: VOLATILE,
         part: mariadb::PART,
@@ -173,7 +174,7 @@ fn during_hydration(context: &mut Context, store: &Store, sources: &Sources) -> 
     let live = store.open_cold(context, Place::Scratch)?;
     let during = mariadb::read_during(sources, live.path(), pool, || live.hydrate())?;
     let after = mariadb::read_at_once(sources, live.path(), pool)?;
-    mariadb::check(sources, live.path())?;
+    mariadb::check(sources, live.path(), &after)?;
     live.close()?;
     let system = Place::Scratch.name();
     match during {

@@ -174,7 +174,7 @@ fn whole(context: &mut Context, name: &str, texture: Texture) -> Outcome<f64> {
         context.program.restore(&url, "one", &target)?;
         same_bytes(&source, &target.join("pages.ibd"))?;
         remove(&target)?;
-        measure::drop_caches();
+        measure::drop_caches()?;
         remove(&bucket)?;
         seconds.extend(run.cpu_s.map(|cpu| cpu * 1e9 / length as f64));
         context.note(SUITE, &format!("{name} as pages"), "bkfs", verified(run));

@@ -3,6 +3,7 @@
 use crate::Outcome;
 use crate::context::Context;
 
+mod cores;
 mod files;
 mod idle;
 mod index;
@@ -20,8 +21,8 @@ mod stream;
 /// A function that runs a suite with its context.
 pub type Suite = fn(&mut Context) -> Outcome<()>;
 
-/// Every suite, in the order in which they run. `all` is all but [`BY_NAME`].
-pub const SUITES: [(&str, Suite); 8] = [
+/// Every suite, in the order in which they run. `all` is all but those [`BY_NAME`].
+pub const SUITES: [(&str, Suite); 10] = [
     ("mariadb", mariadb::run),
     ("stream", stream::run),
     ("files", files::run),
@@ -29,8 +30,10 @@ pub const SUITES: [(&str, Suite); 8] = [
     ("micro", micro::run),
     ("index", index::run),
     ("runs", runs::run),
-    (BY_NAME, live::run),
+    ("cores", cores::run),
+    ("live", live::run),
+    ("first-row", live::first::run),
 ];
 
-/// The suite that takes longer than all others together, and runs only by its name.
-pub const BY_NAME: &str = "live";
+/// The suites that take longer than all others together, and run only by their names.
+pub const BY_NAME: [&str; 2] = ["live", "first-row"];

@@ -158,7 +158,7 @@ fn warm(system: &dyn Filesystem, archive: &Path) -> Outcome<Vec<Step>> {
     let passes: [(&'static str, Pass); 3] = [(STAT, stat), (READDIR, list), (OPEN, open)];
     let mut steps = Vec::new();
     for (step, pass) in passes {
-        measure::drop_caches();
+        measure::drop_caches()?;
         steps.push((step, system.reading(&|| pass(&tree))?));
     }
     Ok(steps)

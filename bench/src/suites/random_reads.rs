@@ -120,7 +120,7 @@ fn store<'a>(context: &Context, server: &Minio, source: &'a Path) -> Outcome<Far
 fn mounted(context: &Context, far: &Far<'_>, depth: usize, count: Count) -> Outcome<Run> {
     let pages = pages(far.source.metadata()?.len(), count, depth as u64);
     far.program.forget_caches()?;
-    drop_caches();
+    drop_caches()?;
     let mounted = far.program.mount(&far.url, &context.fresh("mount")?)?;
     let name = far.source.file_name().unwrap_or_default();
     let file = File::open(mounted.path().join(".snapshots/one").join(name))?;

@@ -16,6 +16,8 @@ pub(super) struct Done {
     pub(super) p99_ms: Option<f64>,
     /// Number of writes, if these are what the load is made of.
     pub(super) writes: usize,
+    /// What the server says of the contents of each table at the end; empty if it does not.
+    pub(super) checksums: String,
 }
 
 /// The data that the loads run on, at rest, and how long they run.

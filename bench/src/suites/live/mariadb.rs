@@ -26,6 +26,37 @@ pub(super) fn make(directory: &Path, rows: u32) -> Outcome<()> {
     server.stop()
 }
 
+/// Makes the data directory with one table of so many rows, half of each of them incompressible.
+pub(super) fn make_rows(directory: &Path, running: &Path, rows: u64) -> Outcome<()> {
+    let data = directory.join(PART);
+    server::install(&data)?;
+    let server = Server::start(&data, running, &["--innodb-log-file-size=256M"])?;
+    server.sql(&format!(
+        "CREATE DATABASE shop; USE shop; SET unique_checks = 0, foreign_key_checks = 0; \
+         CREATE TABLE shop.orders (id INT PRIMARY KEY, value VARBINARY(1900)); \
+         INSERT INTO shop.orders \
+         SELECT seq, CONCAT(RANDOM_BYTES(940), REPEAT(MD5(seq), 29)) FROM seq_1_to_{rows}; \
+         SET GLOBAL innodb_fast_shutdown = 0"
+    ))?;
+    server.stop()
+}
+
+/// Starts a server on such data, and reads a row.
+pub(super) fn first_row(at: &Path, running: &Path, id: u64) -> Outcome<(String, Server)> {
+    let options = [
+        "--innodb-log-file-size=256M",
+        "--innodb-buffer-pool-load-at-startup=0",
+    ];
+    let server = Server::start(&at.join(PART), running, &options)?;
+    let row = server.sql(&format!(
+        "SELECT SHA2(value, 256) FROM shop.orders WHERE id = {id}"
+    ))?;
+    match row.trim().len() {
+        64 => Ok((row, server)),
+        _ => Err(format!("row {id} is {row}").into()),
+    }
+}
+
 /// Returns the bytes of the tables.
 pub(super) fn bytes(directory: &Path) -> u64 {
     stored_bytes(&directory.join(PART).join("sbtest"))
@@ -42,8 +73,9 @@ pub(super) fn write(sources: &Sources, at: &Path, pool: u64, is_durable: bool) -
     };
     let server = start(sources, at, pool, durability)?;
     let done = load(&server, sources, "oltp_read_write", sources.seconds, true)?;
+    let checksums = checksums(&server)?;
     server.stop()?;
-    Ok(done)
+    Ok(Done { checksums, ..done })
 }
 
 /// Runs reading transactions, once the pool is warm.
@@ -88,8 +120,16 @@ fn early(sources: &Sources) -> u64 {
     sources.seconds.min(EARLY_S)
 }
 
-/// Checks on a server that starts on the data that each table is sound and has all of its rows.
-pub(super) fn check(sources: &Sources, at: &Path) -> Outcome<()> {
+/// Returns what the server says of the contents of each table.
+fn checksums(server: &Server) -> Outcome<String> {
+    let tables = (1..=TABLES).map(|table| format!("sbtest.sbtest{table}"));
+    let tables = tables.collect::<Vec<_>>().join(", ");
+    server.sql(&format!("CHECKSUM TABLE {tables}"))
+}
+
+/// Checks on a server that starts on the data that each table is sound, has all of its rows, and has
+/// what it had at the end of the load.
+pub(super) fn check(sources: &Sources, at: &Path, done: &Done) -> Outcome<()> {
     let (server, rows) = (start(sources, at, sources.tables / 2, &[])?, sources.rows);
     for table in 1..=TABLES {
         let told = server.sql(&format!("CHECK TABLE sbtest.sbtest{table}"))?;
@@ -97,6 +137,10 @@ pub(super) fn check(sources: &Sources, at: &Path) -> Outcome<()> {
         if !told.trim_end().ends_with("\tOK") || count.trim() != rows.to_string() {
             return Err(format!("table {table}: {told}{count} of {rows} rows").into());
         }
+    }
+    let checksums = checksums(&server)?;
+    if !done.checksums.is_empty() && checksums != done.checksums {
+        return Err(format!("had {}, has {checksums}", done.checksums).into());
     }
     server.stop()
 }
@@ -133,6 +177,7 @@ fn load(
         rate: figure(&said, "transactions:", '(').ok_or("sysbench tells no rate")?,
         p99_ms: figure(&said, "99th percentile:", ':'),
         writes: 0,
+        checksums: String::new(),
     })
 }
 

@@ -104,7 +104,7 @@ impl Store {
         copy(at_rest, mounted.path())?;
         mounted.snapshot(SNAPSHOT)?;
         mounted.unmount()?;
-        let store = Self {
+        Ok(Self {
             address: far,
             near: server.address,
             program: program_at(context, far),
@@ -115,14 +115,17 @@ impl Store {
                 USER.0,
                 USER.1
             ),
-        };
+        })
+    }
+
+    /// Stores the data by restic too, without a delay.
+    pub(super) fn fill_restic(&self, context: &mut Context, at_rest: &Path) {
         context.peer("restic mount, overlayfs", |context| {
-            let restic = store.restic(context, server.address)?;
-            let environment = &store.environment;
+            let restic = self.restic(context, self.near)?;
+            let environment = &self.environment;
             shell(&format!("{environment}; {restic} init"))?;
             shell(&format!("{environment}; {restic} backup {}", text(at_rest))).map(drop)
         });
-        Ok(store)
     }
 
     /// Returns the beginning of a command line of restic, for a store at this address.
@@ -145,7 +148,7 @@ impl Store {
                 let point = context.fresh("copy")?;
                 copy(&at_rest.join(part), &point.join(part))?;
                 flush(&point)?;
-                drop_caches();
+                drop_caches()?;
                 Ok(Live::new(point, Holder::None))
             }
             Place::Scratch | Place::Local | Place::Bucket => {
@@ -188,13 +191,26 @@ impl Store {
     /// Makes a clone of which nothing is in the cache.
     pub(super) fn open_cold(&self, context: &Context, place: Place) -> Outcome<Live> {
         let options = place.options().ok_or("only bkfs has clones")?;
-        self.program.forget_caches()?;
-        drop_caches();
+        self.forget()?;
         let point = context.fresh("mount")?;
         let options = format!("allow_other,clone={SNAPSHOT},{options}");
         let mounted = self.program.mount_with(&repository(), &point, &options)?;
         let clone = (place != Place::Scratch).then(|| self.program.clone());
         Ok(Live::new(point, Holder::Bkfs(mounted, clone)))
+    }
+
+    /// Forgets what caches have of the data.
+    pub(super) fn forget(&self) -> Outcome<()> {
+        self.program.forget_caches()?;
+        drop_caches()
+    }
+
+    /// Makes a clone that is thrown away, and whose first reads a trace may tell.
+    pub(super) fn mount_traced(&self, context: &Context, trace: &str) -> Outcome<Live> {
+        let point = context.fresh("mount")?;
+        let options = format!("allow_other,clone={SNAPSHOT},scratch,trace={trace}");
+        let mounted = self.program.mount_with(&repository(), &point, &options)?;
+        Ok(Live::new(point, Holder::Bkfs(mounted, None)))
     }
 
     fn overlay(&self, context: &Context, at_rest: &Path) -> Outcome<Live> {
@@ -286,6 +302,14 @@ impl Live {
         }
     }
 
+    /// Stores what a clone has read first as a trace.
+    pub(super) fn record(&self, trace: &str) -> Outcome<()> {
+        match &self.holder {
+            Holder::Bkfs(mounted, _) => mounted.record_trace(trace),
+            _ => Err("only bkfs has traces".into()),
+        }
+    }
+
     /// Returns the directory of the data.
     pub(super) fn path(&self) -> &Path {
         &self.point
@@ -305,7 +329,7 @@ impl Live {
             }
             holder => holder,
         };
-        drop_caches();
+        drop_caches()?;
         Ok(Self { point, holder })
     }
 

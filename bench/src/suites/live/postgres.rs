@@ -33,17 +33,41 @@ pub(super) fn make(directory: &Path, scale: u32) -> Outcome<()> {
     if programs().is_none() {
         return Ok(());
     }
-    shell(&format!("chown postgres: {}", text(&data)))?;
-    run(&format!(
-        "initdb -D {} -k -A trust -U postgres --no-sync",
-        text(&data)
-    ))?;
+    create(&data)?;
     let server = Server::start(&data, "-c fsync=off")?;
     run(&format!(
         "pgbench -q -i -s {scale} -h {} postgres",
         text(&server.socket)
     ))?;
     server.stop()
+}
+
+/// Makes the data directory with one table of so many rows.
+pub(super) fn make_rows(directory: &Path, rows: u64) -> Outcome<()> {
+    let data = directory.join(PART);
+    create(&data)?;
+    let server = Server::start(
+        &data,
+        "-c fsync=off -c wal_level=minimal -c max_wal_senders=0",
+    )?;
+    server.ask(&format!(
+        "CREATE TABLE orders AS \
+         SELECT i AS id, rpad(md5(i::text), 1900, sha512(i::text::bytea)::text) AS value \
+         FROM generate_series(1, {rows}) i"
+    ))?;
+    server.ask("ALTER TABLE orders ADD PRIMARY KEY (id)")?;
+    server.ask("VACUUM FREEZE")?;
+    server.stop()
+}
+
+/// Starts a server on such data, and reads a row.
+pub(super) fn first_row(at: &Path, id: u64) -> Outcome<(String, Server)> {
+    let server = Server::start(&at.join(PART), "-c fsync=on")?;
+    let row = server.ask(&format!("SELECT md5(value) FROM orders WHERE id = {id}"))?;
+    match row.trim().len() {
+        32 => Ok((row, server)),
+        _ => Err(format!("row {id} is {row}").into()),
+    }
 }
 
 /// Runs transactions with the settings of a new server.
@@ -65,6 +89,7 @@ pub(super) fn write(sources: &Sources, at: &Path) -> Outcome<Done> {
         rate: rate.ok_or("pgbench tells no rate")?,
         p99_ms: None,
         writes: 0,
+        checksums: String::new(),
     })
 }
 
@@ -82,6 +107,16 @@ pub(super) fn check(at: &Path) -> Outcome<()> {
     server.stop()
 }
 
+/// Makes a data directory without tables.
+fn create(data: &Path) -> Outcome<()> {
+    fs::create_dir_all(data)?;
+    shell(&format!("chown postgres: {}", text(data)))?;
+    run(&format!(
+        "initdb -D {} -k -A trust -U postgres --no-sync",
+        text(data)
+    ))
+}
+
 /// Runs a line of bash as the user of the server.
 fn run(line: &str) -> Outcome<()> {
     let programs = programs().ok_or("there is no PostgreSQL")?;
@@ -94,7 +129,7 @@ fn run(line: &str) -> Outcome<()> {
 }
 
 /// A running server, which ends with this value.
-struct Server {
+pub(super) struct Server {
     data: PathBuf,
     /// The directory of its socket.
     socket: PathBuf,
@@ -124,7 +159,18 @@ impl Server {
         Ok(server)
     }
 
-    fn stop(self) -> Outcome<()> {
+    /// Runs a statement, and returns its rows.
+    fn ask(&self, statement: &str) -> Outcome<String> {
+        let said = self.socket.join("said");
+        run(&format!(
+            "psql -X -A -t -q -v ON_ERROR_STOP=1 -h {} -d postgres -c '{statement}' >{}",
+            text(&self.socket),
+            text(&said)
+        ))?;
+        Ok(fs::read_to_string(said)?)
+    }
+
+    pub(super) fn stop(self) -> Outcome<()> {
         run(&format!(
             "pg_ctl stop -D {} -w -t 300 -s -m fast",
             text(&self.data)

@@ -83,7 +83,7 @@ impl Tool {
 
     /// Restores the last backup below `target`, with cold caches, until it is durable.
     pub(super) fn restore(&self, target: &Path) -> Outcome<Run> {
-        measure::drop_caches();
+        measure::drop_caches()?;
         let mut run = shell(&format!(
             "{}cd {}; {}",
             self.before,

@@ -9,8 +9,9 @@
 use super::error::RootError;
 use super::handle::RootHandle;
 use super::refusal::Refusal;
-use super::state::{Root, SessionId};
+use super::state::{HolderInfo, Root, SessionId};
 use bkfs_chunker::crypto::{Class, Features};
+use bkfs_store::StoreError;
 use minicbor::{Decode, Encode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +31,7 @@ pub const DEAD_AFTER: Duration = Duration::from_secs(30);
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The payload of `sessions/ID`.
-#[derive(Copy, Clone, Debug, Eq, PartialEq, Encode, Decode)]
+#[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub struct Beat {
     /// Counts the heartbeats. Only a change is evidence of life: values may arrive late, in any
@@ -41,11 +42,15 @@ pub struct Beat {
     /// epoch or before. It binds from the moment that it is sent.
     #[n(1)]
     pub base: u64,
+    /// The process behind the session, as the root says it. Each heartbeat has it, because each one
+    /// replaces the whole object. `None` in those of early programs.
+    #[n(2)]
+    pub holder: Option<HolderInfo>,
 }
 
 impl Beat {
     /// Returns the payload in CBOR.
-    pub fn encode(self) -> Vec<u8> {
+    pub fn encode(&self) -> Vec<u8> {
         minicbor::to_vec(self).expect("writing plain fields to memory cannot fail")
     }
 
@@ -109,17 +114,19 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Starts the heartbeat of `session`, which is registered in the root, at its first base epoch.
-    /// With a `volume`, the session must also hold that volume to stay live.
+    /// Starts the heartbeat of `session`, which `holder` has registered in the root, at its first
+    /// base epoch. With a `volume`, the session must also hold that volume to stay live.
     pub fn start(
         handle: RootHandle,
         session: SessionId,
         volume: Option<String>,
+        holder: HolderInfo,
         base: u64,
     ) -> Self {
         let (tell, standing) = watch::channel(Standing::Live { last_beat: None });
         let known = Base::new(base);
         let base = known.clone();
+        let holder = holder.cut();
         let task = tokio::spawn(async move {
             let mut interval = tokio::time::interval(HEARTBEAT_INTERVAL);
             interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -130,19 +137,13 @@ impl Heartbeat {
                 }
                 // The request is given up after one interval, so that the next heartbeat is sent in
                 // time.
-                match tokio::time::timeout(
-                    HEARTBEAT_INTERVAL,
-                    put_beat(
-                        &handle,
-                        session,
-                        Beat {
-                            counter,
-                            base: base.get(),
-                        },
-                    ),
-                )
-                .await
-                {
+                let beat = Beat {
+                    counter,
+                    base: base.get(),
+                    holder: Some(holder.clone()),
+                };
+                let put = put_beat(&handle, session, &beat);
+                match tokio::time::timeout(HEARTBEAT_INTERVAL, put).await {
                     Ok(Ok(())) => tell.send_modify(|standing| {
                         *standing = Standing::Live {
                             last_beat: Some(Instant::now()),
@@ -206,7 +207,7 @@ impl Drop for Heartbeat {
 }
 
 /// Writes one heartbeat (step `BaseSend`).
-async fn put_beat(handle: &RootHandle, session: SessionId, beat: Beat) -> Result<(), RootError> {
+async fn put_beat(handle: &RootHandle, session: SessionId, beat: &Beat) -> Result<(), RootError> {
     let key = session.key();
     let mut salt = [0; 32];
     handle.entropy().fill(&mut salt);
@@ -290,38 +291,36 @@ pub async fn published_base(
     handle: &RootHandle,
     session: SessionId,
 ) -> Result<Option<u64>, RootError> {
+    Ok(read_beat(handle, session).await?.map(|beat| beat.base))
+}
+
+/// Returns what a session has published last; none if that is absent or cannot be read.
+///
+/// # Errors
+/// The error of fetching it, except when it is absent.
+pub(super) async fn read_beat(
+    handle: &RootHandle,
+    session: SessionId,
+) -> Result<Option<Beat>, StoreError> {
     let key = session.key();
     let object = match handle.store().get(&key).await {
         Ok((object, _)) => object,
         Err(error) if error.is_not_found() => return Ok(None),
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(error),
     };
     let payload = handle
         .keyring()
         .open_object(Class::Session, &key, &object)
         .ok();
-    Ok(payload
-        .and_then(|payload| Beat::decode(&payload))
-        .map(|beat| beat.base))
+    Ok(payload.and_then(|payload| Beat::decode(&payload)))
 }
 
 /// Returns the counter of a session's heartbeat in the bucket; `Some(None)` if it is absent or
 /// unreadable. Returns `None` if the store did not answer in time, or with an error.
 async fn look(handle: &RootHandle, session: SessionId) -> Option<Option<u64>> {
-    let key = session.key();
-    match tokio::time::timeout(handle.policy().request_timeout, handle.store().get(&key)).await {
-        Ok(Ok((object, _))) => {
-            let payload = handle
-                .keyring()
-                .open_object(Class::Session, &key, &object)
-                .ok();
-            Some(
-                payload
-                    .and_then(|payload| Beat::decode(&payload))
-                    .map(|beat| beat.counter),
-            )
-        }
-        Ok(Err(error)) if error.is_not_found() => Some(None),
+    let read = read_beat(handle, session);
+    match tokio::time::timeout(handle.policy().request_timeout, read).await {
+        Ok(Ok(beat)) => Some(beat.map(|beat| beat.counter)),
         Ok(Err(error)) => {
             tracing::warn!(%session, %error, "cannot look at the heartbeat of another session");
             None

@@ -151,7 +151,7 @@ impl OpenSession {
         self.heartbeat.stop().await;
         let volume = Some(volume.to_owned());
         Ok((
-            Self::registered(&self.handle, self.id, volume, base),
+            Self::registered(&self.handle, self.id, volume, self.holder, base),
             applied,
         ))
     }

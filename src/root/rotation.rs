@@ -430,8 +430,15 @@ impl Switch<'_> {
 
     /// Returns the rotation's session with its heartbeat, if it stands in this root.
     fn session_in(&self, view: &RootView, handle: &RootHandle) -> Option<OpenSession> {
-        let stands = view.root.sessions.contains_key(&self.session);
-        stands.then(|| OpenSession::registered(handle, self.session, None, view.root.epoch))
+        let holder = view.root.sessions.get(&self.session)?.holder.clone();
+        let epoch = view.root.epoch;
+        Some(OpenSession::registered(
+            handle,
+            self.session,
+            None,
+            holder,
+            epoch,
+        ))
     }
 
     /// Ends the rotation's session. If the root could not be read before, looks for it again.

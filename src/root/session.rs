@@ -34,6 +34,8 @@ pub struct OpenSession {
     pub(super) handle: RootHandle,
     pub(super) id: SessionId,
     pub(super) volume: Option<String>,
+    /// The process behind it.
+    pub(super) holder: HolderInfo,
     pub(super) heartbeat: Heartbeat,
     /// The holder from which the volume was taken over.
     taken_from: Option<HolderInfo>,
@@ -143,7 +145,13 @@ impl OpenSession {
             ..Entering::new(handle, holder, processes)
         };
         let base = entering.enter_known().await?;
-        Ok(Self::registered(handle, entering.id, None, base))
+        Ok(Self::registered(
+            handle,
+            entering.id,
+            None,
+            entering.holder,
+            base,
+        ))
     }
 
     /// Enters the root as `holder` in the place of a dead maintenance session, which the same
@@ -207,22 +215,27 @@ impl OpenSession {
 
     async fn without_volume(entering: Entering<'_>) -> Result<Self, RootError> {
         let base = entering.enter(None).await?;
-        Ok(Self::registered(entering.handle, entering.id, None, base))
+        let Entering {
+            handle, id, holder, ..
+        } = entering;
+        Ok(Self::registered(handle, id, None, holder, base))
     }
 
-    /// Returns a session that is registered already, with this volume if it has one, at a base
-    /// epoch. No ended session has left journals of the volume.
+    /// Returns a session that `holder` has registered already, with this volume if it has one, at a
+    /// base epoch. No ended session has left journals of the volume.
     pub(super) fn registered(
         handle: &RootHandle,
         id: SessionId,
         volume: Option<String>,
+        holder: HolderInfo,
         base: u64,
     ) -> Self {
         Self {
             handle: handle.clone(),
             id,
-            heartbeat: Heartbeat::start(handle.clone(), id, volume.clone(), base),
+            heartbeat: Heartbeat::start(handle.clone(), id, volume.clone(), holder.clone(), base),
             volume,
+            holder,
             taken_from: None,
             ended_sessions: Vec::new(),
             gaps: Vec::new(),
@@ -297,7 +310,11 @@ impl OpenSession {
         entered: Entered,
     ) -> Result<Self, RootError> {
         let Entering {
-            handle, id, spools, ..
+            handle,
+            id,
+            holder,
+            spools,
+            ..
         } = entering;
         let VolumeRequest {
             name: volume,
@@ -310,11 +327,13 @@ impl OpenSession {
             known,
             former,
         } = entered;
-        let heartbeat = Heartbeat::start(handle.clone(), id, Some(volume.clone()), base);
+        let of = Some(volume.clone());
+        let heartbeat = Heartbeat::start(handle.clone(), id, of, holder.clone(), base);
         let mut session = Self {
             handle: handle.clone(),
             id,
             volume: Some(volume),
+            holder,
             heartbeat,
             taken_from,
             ended_sessions: Vec::new(),

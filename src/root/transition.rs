@@ -529,7 +529,7 @@ fn replace_refs<T: PartialEq + Clone>(
 
 impl HolderInfo {
     /// Returns this with its texts cut to their limits, so that a long path cannot fill the root.
-    fn cut(mut self) -> Self {
+    pub(super) fn cut(mut self) -> Self {
         let texts = [
             &mut self.host,
             &mut self.machine_id,

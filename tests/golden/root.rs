@@ -46,19 +46,23 @@ fn session(state: SessionState, volume: Option<&str>) -> Session {
         volume: volume.map(str::to_owned),
         registered_epoch: 3,
         covered: 11,
-        holder: HolderInfo {
-            host: "db1".into(),
-            machine_id: "0123456789abcdef0123456789abcdef".into(),
-            boot_id: "01234567-89ab-cdef-0123-456789abcdef".into(),
-            pid_namespace: 4_026_531_836,
-            pid: 4321,
-            process_start_ticks: 987_654,
-            user: "root".into(),
-            mount_point: "/backup".into(),
-        },
+        holder: holder(),
         claimed_generation: 5,
         covered_journal: None,
         spool: None,
+    }
+}
+
+fn holder() -> HolderInfo {
+    HolderInfo {
+        host: "db1".into(),
+        machine_id: "0123456789abcdef0123456789abcdef".into(),
+        boot_id: "01234567-89ab-cdef-0123-456789abcdef".into(),
+        pid_namespace: 4_026_531_836,
+        pid: 4321,
+        process_start_ticks: 987_654,
+        user: "root".into(),
+        mount_point: "/backup".into(),
     }
 }
 
@@ -202,12 +206,18 @@ fn a_root_with_spools_of_ended_sessions() {
 
 #[test]
 fn a_heartbeat() {
-    let beat = Beat {
+    let mut beat = Beat {
         counter: 1000,
         base: 9,
+        holder: None,
     };
     assert_eq!(
         Beat::decode(&fixed("heartbeat.bin", &beat.encode())),
+        Some(beat.clone())
+    );
+    beat.holder = Some(holder());
+    assert_eq!(
+        Beat::decode(&fixed("heartbeat-holder.bin", &beat.encode())),
         Some(beat)
     );
 }

@@ -3,7 +3,7 @@
 use super::support::*;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::handle::Transition;
-use crate::root::heartbeat::{DEAD_AFTER, HEARTBEAT_INTERVAL, Standing};
+use crate::root::heartbeat::{DEAD_AFTER, HEARTBEAT_INTERVAL, Standing, read_beat};
 use crate::root::holder::{ProcessState, Processes, SystemProcesses};
 use crate::root::refusal::Refusal;
 use crate::root::request::VolumeRequest;
@@ -100,6 +100,33 @@ async fn a_living_holder_elsewhere_is_left_alone() {
         "the heartbeat of the ended one is gone"
     );
     assert!(session.taken_from().is_none());
+}
+
+/// Each heartbeat replaces the whole object, and the root will not say it for ever.
+#[tokio::test(start_paused = true)]
+async fn every_heartbeat_says_whose_it_is() {
+    let store = memory().await;
+    let handle = process(store.clone(), 9).await;
+    let far = HolderInfo {
+        mount_point: "/far".repeat(100),
+        ..holder("a")
+    };
+    let writer = enter(&store, 1, far, false, &SystemProcesses);
+    let writer = writer.await.expect("free");
+    let other = OpenSession::open(&handle, holder("b"), None, &SystemProcesses);
+    let other = other.await.expect("room");
+    for _ in 0..3 {
+        tokio::time::sleep(HEARTBEAT_INTERVAL).await;
+        for session in [writer.id(), other.id()] {
+            let beat = read_beat(&handle, session).await;
+            let beat = beat.expect("the store answers").expect("it was sent");
+            let view = handle.refresh().await.expect("the store answers");
+            assert_eq!(
+                beat.holder.as_ref(),
+                Some(&view.root.sessions[&session].holder)
+            );
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

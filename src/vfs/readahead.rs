@@ -27,6 +27,9 @@ pub struct ReadAhead {
     window: u64,
     /// End of the range for which fetching was requested.
     fetched_to: u64,
+    /// True after a read elsewhere, until another one follows it. Of random reads of a file some come near
+    /// the last one by chance, and a window for each would cost more than the reads.
+    is_unsure: bool,
 }
 
 impl ReadAhead {
@@ -40,10 +43,14 @@ impl ReadAhead {
                 expected: range.end,
                 window: 0,
                 fetched_to: range.end,
+                is_unsure: true,
             };
             return None;
         }
         self.expected = self.expected.max(range.end);
+        if std::mem::take(&mut self.is_unsure) {
+            return None;
+        }
         let used = (self.expected + self.window).saturating_sub(self.fetched_to);
         if self.window > 0 && used < STEP_BYTES.min(self.window / 2) {
             return None;
@@ -137,5 +144,17 @@ mod tests {
             let range = at * MIB..at * MIB + 16384;
             assert_eq!(ahead.read(&range, 1024 * MIB, u64::MAX), None);
         }
+    }
+
+    #[test]
+    fn a_read_elsewhere_needs_two_that_follow_it() {
+        const PAGE: u64 = 16 * 1024;
+        let mut ahead = ReadAhead::default();
+        let mut read = |at: u64| ahead.read(&(at..at + PAGE), 1024 * MIB, u64::MAX);
+        for at in [900 * MIB, 900 * MIB + 20 * PAGE, 17 * MIB, 17 * MIB + PAGE] {
+            assert_eq!(read(at), None, "it may be near by chance");
+        }
+        let third = read(17 * MIB + 2 * PAGE).unwrap();
+        assert_eq!(third, 17 * MIB + 3 * PAGE..19 * MIB + 3 * PAGE);
     }
 }

@@ -91,8 +91,8 @@ pub(super) fn of_first_rows(report: &Report) -> Vec<Verdict> {
             ),
             verdict(
                 share,
-                1.0 / 3.0,
-                1.0 / 3.0,
+                0.333,
+                0.333,
                 worst(&|disk, untraced, traced| (traced - disk) / (untraced - disk)),
             ),
             verdict(size, 1.3, 1.3, ratio.map(|ratio| ratio.max(1.0 / ratio))),

@@ -206,7 +206,7 @@ fn swap(swap: &Value) -> Option<String> {
     let (used, limit) = (count("used_bytes")?, count("limit_bytes")?);
     let (used, limit) = (bytes(used), bytes(limit));
     let failed = match swap["has_failed"].as_bool() {
-        Some(true) => "; its disk has failed: unmount the clone",
+        Some(true) => "; its disk has failed or does not answer: unmount the clone",
         _ => "",
     };
     Some(format!(

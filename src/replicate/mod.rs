@@ -435,7 +435,7 @@ impl Replication<'_> {
 
     /// Returns the lowest inode number that the tree of a snapshot never used. The tree says what it
     /// uses now, and its record what it used before. The record of a copy that an older program made
-    /// has the number of the source's volume, which may be lower. Without a record the tree is
+    /// has the number of the source's volume, which may be lower. With a damaged record the tree is
     /// enough.
     async fn next_inode(&self, entry: &SnapshotEntry) -> Result<u64, RootError> {
         let unused = unused_inode(self.from, entry).await?;

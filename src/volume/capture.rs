@@ -453,7 +453,7 @@ impl Volume {
                 Some(Part::Data(bytes)) => push(range.start, Content::Data(bytes.clone())),
                 Some(Part::Zero) => push(range.start, Content::Zero(range.end - range.start)),
                 Some(Part::Swapped(part)) => {
-                    for bytes in swap::read(vec![part.clone()]).await? {
+                    for bytes in swap::read_in_time(vec![part.clone()]).await? {
                         push(range.start, Content::Data(bytes));
                     }
                 }

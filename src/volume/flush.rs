@@ -21,7 +21,7 @@ use crate::volume::dirty::Part;
 use crate::volume::error::VolumeError;
 use crate::volume::neighbours::{near, widen};
 use crate::volume::state::{Scope, VolumeState};
-use crate::volume::swapping::ReadBack;
+use crate::volume::swapping::{ReadBack, Storing};
 
 /// Maximum size of a file that the tree holds, in bytes. A chunk of its own would cost more in
 /// names and frames than it holds.
@@ -82,6 +82,8 @@ struct Picked<'a> {
     is_private: bool,
     stamp: u64,
     attributes: Attributes,
+    /// The note that the chosen range is being stored.
+    _storing: Option<Storing<'a>>,
     /// The charge for copies of its neighbours against the memory limit.
     _read_back: Option<ReadBack<'a>>,
 }
@@ -249,6 +251,8 @@ impl Volume {
         };
         drop(runs);
         let range = run.start..end;
+        let storing = self.swapping.as_ref();
+        let storing = storing.map(|file| file.storing(inode, (epoch, stamp), range.clone()));
         Ok(Some(Picked {
             more: range.end < run.end || reach == Reach::Streaming,
             data: is_data.then(|| ranges.capture(range.clone())),
@@ -257,6 +261,7 @@ impl Volume {
             is_private: ranges.is_private(),
             stamp,
             attributes,
+            _storing: storing,
             _read_back: None,
         }))
     }
@@ -294,8 +299,6 @@ impl Volume {
             self.settle_range(inode, epoch, plan, (range, picked.stamp))?;
             return Ok(true);
         };
-        let swapping = self.swapping.as_ref();
-        let _storing = swapping.map(|swapping| swapping.storing(inode, range.clone()));
         let (_read_back, data) = self.in_memory(data).await?;
         let profile = self.profile(inode, epoch, &picked.attributes, range.start, &data)?;
         let end = (!picked.more).then_some(picked.attributes.size_bytes);

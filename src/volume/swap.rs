@@ -17,7 +17,7 @@ use crate::volume::Volume;
 use crate::volume::dirty::{Part, Swappable};
 use crate::volume::error::VolumeError;
 use crate::volume::swapping::{
-    DISK_PATIENCE, FULL_PAUSE, Position, ReadBack, SWAPPED_AT_ONCE, Swapping,
+    FULL_PAUSE, LOOK_PAUSE, Position, ReadBack, SWAPPED_AT_ONCE, Swapping,
 };
 
 /// Number of pieces that are looked at while the state is locked once.
@@ -38,17 +38,20 @@ impl Volume {
     /// Swaps dirty bytes out until memory is not short any more, or nothing more can be swapped out:
     /// first those that were not written for a while, then any. One task at a time does this.
     ///
+    /// Returns whether something was.
+    ///
     /// Cancel safety: dropped, it leaves in memory what it has not swapped out.
-    pub(super) async fn swap_out(&self) {
+    pub(super) async fn swap_out(&self) -> bool {
         let Some(swapping) = &self.swapping else {
-            return;
+            return false;
         };
-        let mut recent = RECENT_WRITES;
+        let (mut recent, mut is_any) = (RECENT_WRITES, false);
         loop {
             let swapped = self.swap_round(swapping, recent).await;
             let is_progress = swapped.is_some_and(|bytes| swapping.is_progress(bytes));
+            is_any |= swapped.is_some_and(|bytes| bytes > 0);
             if recent == 0 && !is_progress {
-                return;
+                return is_any;
             }
             recent = 0;
         }
@@ -89,7 +92,11 @@ impl Volume {
             loop {
                 // A full disk may have room again, and nothing says so.
                 let _ = tokio::time::timeout(FULL_PAUSE, swapping.until_wanted()).await;
-                self.swap_out().await;
+                if !self.swap_out().await && self.is_pressed() {
+                    // Each write asks for a look. What is being stored is not taken, so there may
+                    // be nothing to find.
+                    tokio::time::sleep(LOOK_PAUSE).await;
+                }
             }
         };
         tokio::select! {
@@ -121,8 +128,7 @@ impl Volume {
             };
             let looked = ranges.swappable(offset, stamp, (left, bytes));
             let pieces = looked.swappable.into_iter().filter(|piece| {
-                let end = piece.offset + piece.bytes.len() as u64;
-                !swapping.is_being_stored(inode, piece.offset..end)
+                !swapping.is_being_stored(inode, (layer.epoch, piece.stamp), &piece.range())
             });
             chosen.pieces.extend(pieces.map(|piece| (inode, piece)));
             if let Some(offset) = looked.next {
@@ -145,12 +151,7 @@ impl Volume {
             return Some(0);
         }
         let buffers = chosen.pieces.iter().map(|(_, piece)| piece.bytes.clone());
-        let put = swapping.file().put(buffers.collect());
-        let Ok(put) = tokio::time::timeout(DISK_PATIENCE, put).await else {
-            swapping.file().give_up();
-            return None;
-        };
-        let put = put.ok()?;
+        let put = swapping.file().put(buffers.collect()).await.ok()?;
         if put.iter().any(Vec::is_empty) {
             swapping.note_full();
         }
@@ -158,8 +159,11 @@ impl Volume {
         {
             let mut state = self.view.state().ok()?.lock();
             for ((inode, piece), parts) in chosen.pieces.iter().zip(put) {
-                let layer = state.layer_mut(chosen.epoch);
-                let Some(layer) = layer.filter(|_| !parts.is_empty()) else {
+                let at = (chosen.epoch, piece.stamp);
+                if parts.is_empty() || swapping.is_being_stored(*inode, at, &piece.range()) {
+                    continue;
+                }
+                let Some(layer) = state.layer_mut(chosen.epoch) else {
                     continue;
                 };
                 let is_out = layer.with_data(*inode, |ranges| {
@@ -203,7 +207,7 @@ impl Volume {
             .collect();
         let bytes = swapped.iter().map(SwappedPart::len).sum();
         let read_back = self.may_read_back(bytes).await;
-        let mut back = swap::read(swapped).await?.into_iter();
+        let mut back = swap::read_in_time(swapped).await?.into_iter();
         let bytes = parts.into_iter().filter_map(|part| match part {
             Part::Data(bytes) => Some(bytes),
             Part::Zero => None,

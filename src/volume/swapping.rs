@@ -28,9 +28,8 @@ const LOOK_SHARE: u64 = 16;
 pub(super) const FULL_PAUSE: Duration = Duration::from_secs(1);
 const FULL_BYTES: u64 = 1 << 20;
 
-/// How long the disk may take for what is swapped out at once. After that it counts as failed, and
-/// data is stored.
-pub(super) const DISK_PATIENCE: Duration = Duration::from_secs(30);
+/// The pause after a look that found too little, while files are stored.
+pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
 /// The least number of bytes that may be read back at once: a run, as it is stored.
 const READ_BACK_MIN: u64 = 8 << 20;
@@ -50,15 +49,24 @@ pub(super) struct Swapping {
     look_bytes: u64,
     /// The place behind what was looked at last. One task swaps out at a time.
     reached: Mutex<Position>,
-    /// The range of each file that is being stored. Swapping it out would free no memory.
-    storing: Mutex<HashMap<u64, Range<u64>>>,
+    /// What is being stored of each file. Swapping it out would free no memory.
+    storing: Mutex<HashMap<u64, Stored>>,
     /// KiB that may be read back to be stored.
     read_back: Semaphore,
     /// All of these.
     read_back_kib: u32,
 }
 
-/// A range that is being stored, until this is dropped.
+/// Pieces of a file that are being stored: those of a layer that lie in a range, and were not
+/// written after the moment of a stamp.
+#[derive(Debug)]
+struct Stored {
+    epoch: u64,
+    stamp: u64,
+    range: Range<u64>,
+}
+
+/// Pieces that are being stored, until this is dropped.
 pub(super) struct Storing<'a> {
     swapping: &'a Swapping,
     inode: u64,
@@ -116,21 +124,40 @@ impl Swapping {
         *self.reached.lock() = position;
     }
 
-    /// Notes that a range of a file is being stored, until the result is dropped. A file is stored
-    /// by one task at a time.
-    pub(super) fn storing(&self, inode: u64, range: Range<u64>) -> Storing<'_> {
-        self.storing.lock().insert(inode, range);
+    /// Notes that the pieces of a layer in a range of a file are being stored that were last written
+    /// at this stamp or before, until the result is dropped. A file is stored by one task at a time.
+    pub(super) fn storing(
+        &self,
+        inode: u64,
+        (epoch, stamp): (u64, u64),
+        range: Range<u64>,
+    ) -> Storing<'_> {
+        let stored = Stored {
+            epoch,
+            stamp,
+            range,
+        };
+        self.storing.lock().insert(inode, stored);
         Storing {
             swapping: self,
             inode,
         }
     }
 
-    /// Returns whether a part of a piece of a file is being stored.
-    pub(super) fn is_being_stored(&self, inode: u64, piece: Range<u64>) -> bool {
-        let storing = self.storing.lock();
-        let range = storing.get(&inode);
-        range.is_some_and(|range| range.start < piece.end && piece.start < range.end)
+    /// Returns whether a part of a piece of a layer is being stored, which was last written at this
+    /// stamp.
+    pub(super) fn is_being_stored(
+        &self,
+        inode: u64,
+        (epoch, stamp): (u64, u64),
+        piece: &Range<u64>,
+    ) -> bool {
+        self.storing.lock().get(&inode).is_some_and(|stored| {
+            stored.epoch == epoch
+                && stamp <= stored.stamp
+                && stored.range.start < piece.end
+                && piece.start < stored.range.end
+        })
     }
 
     /// Notes that the file has no room, or its disk has none.
@@ -202,12 +229,15 @@ mod tests {
     #[test]
     fn what_is_being_stored_is_known() {
         let swapping = swapping(4 << 20);
-        let storing = swapping.storing(7, 100..200);
-        assert!(swapping.is_being_stored(7, 199..300) && swapping.is_being_stored(7, 0..101));
-        assert!(!swapping.is_being_stored(7, 200..300) && !swapping.is_being_stored(7, 0..100));
-        assert!(!swapping.is_being_stored(8, 100..200));
+        let storing = swapping.storing(7, (3, 50), 100..200);
+        let is_stored = |inode, at, piece| swapping.is_being_stored(inode, at, &piece);
+        assert!(is_stored(7, (3, 50), 199..300) && is_stored(7, (3, 1), 0..101));
+        assert!(!is_stored(7, (3, 50), 200..300) && !is_stored(7, (3, 50), 0..100));
+        assert!(!is_stored(8, (3, 50), 100..200), "another file");
+        assert!(!is_stored(7, (4, 50), 100..200), "a later layer");
+        assert!(!is_stored(7, (3, 51), 100..200), "written since");
         drop(storing);
-        assert!(!swapping.is_being_stored(7, 100..200));
+        assert!(!is_stored(7, (3, 50), 100..200));
     }
 
     /// More than all of it must not wait for ever.

@@ -105,6 +105,25 @@ async fn write_small_files(mount: &Mount, count: u64) {
     }
 }
 
+/// Makes so many names that a commit stores what is dirty, unless that fails first.
+async fn create_names(mount: &Mount) {
+    for number in 0..4000 {
+        let name = format!("name {number}");
+        let create = Create {
+            parent: Ino(1),
+            name: name.as_bytes(),
+            permissions: 0o644,
+            flags: OpenFlags::default(),
+        };
+        let created = ask(mount, |vfs, reply| vfs.create(CALLER, create, reply));
+        // Without a failure, it might wait for memory for ever.
+        let created = tokio::time::timeout(seconds(1000), created).await;
+        if !matches!(created, Ok(Ok(_))) {
+            return;
+        }
+    }
+}
+
 async fn objects(world: &World) -> usize {
     let listed = world.memory.list("", None, 10_000).await;
     listed.expect("listed").len()
@@ -250,6 +269,89 @@ fn a_long_list_of_what_is_swapped_out_lets_pages_be_stored() {
     });
 }
 
+/// Runs a test whose only thread for disks can be taken by [`Hang`].
+fn with_one_disk_thread(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .max_blocking_threads(1)
+        .build();
+    runtime.expect("runtime").block_on(test);
+}
+
+/// The disk answers nothing until this ends.
+struct Hang(std::sync::mpsc::Sender<()>);
+
+impl Hang {
+    fn begin() -> Self {
+        let (answer, hangs) = std::sync::mpsc::channel();
+        tokio::task::spawn_blocking(move || hangs.recv());
+        Self(answer)
+    }
+
+    /// Lets the disk answer all that it was asked.
+    async fn end(self) {
+        drop(self.0);
+        let asked = tokio::task::spawn_blocking(|| ());
+        asked.await.expect("it does nothing");
+    }
+}
+
+/// Returns what comes of this within a day. The clock does not go on by itself while a thread waits.
+async fn while_time_passes<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    for _ in 0..24 * 3600 {
+        tokio::select! {
+            biased;
+            done = &mut future => return done,
+            () = tokio::time::advance(seconds(1)) => {}
+        }
+    }
+    panic!("it waits for ever");
+}
+
+/// A disk that does not answer gets nothing more, and keeps no memory: what is dirty is stored.
+#[test]
+fn a_disk_that_does_not_answer_is_given_up() {
+    with_one_disk_thread(async {
+        let world = world(2).await;
+        let clone = Scratch::of(&world, SWAP_BYTES).await;
+        let before = objects(&world).await;
+        let hang = Hang::begin();
+        let model = while_time_passes(write_pages(&clone.mount)).await;
+        assert!(clone.swap.has_failed() && clone.swap.used_bytes() == 0);
+        assert!(objects(&world).await > before, "some was stored");
+        let read = while_time_passes(clone.mount.read("pages")).await;
+        assert!(read.expect("there") == model);
+        assert!(clone.volume.failure().is_none(), "nothing is lost");
+        hang.end().await;
+        clone.end(&world).await;
+    });
+}
+
+/// What a disk does not give back cannot be stored. That fails the mount, on which programs would
+/// wait for ever.
+#[test]
+fn a_disk_that_gives_nothing_back_fails_the_mount() {
+    with_one_disk_thread(async {
+        let world = world(2).await;
+        let clone = Scratch::of(&world, SWAP_BYTES).await;
+        write_pages(&clone.mount).await;
+        assert!(clone.swap.used_bytes() > 8 << 20);
+        let hang = Hang::begin();
+        let failed = async {
+            create_names(&clone.mount).await;
+            tokio::time::sleep(seconds(100)).await;
+            clone.volume.failure()
+        };
+        let failure = while_time_passes(failed).await;
+        let failure = failure.expect("it cannot be stored").to_string();
+        assert!(failure.contains("swap file"), "{failure}");
+        hang.end().await;
+        clone.end(&world).await;
+    });
+}
+
 /// Nothing is read of a file that its disk has lost, and nothing that stands on it is stored.
 #[test]
 fn a_swap_file_that_is_lost_fails_the_mount() {
@@ -282,21 +384,7 @@ fn a_swap_file_that_is_lost_fails_the_mount() {
         }
         assert!(failed > PAGES / 2 && failed < PAGES, "{failed} pages");
         assert!(clone.volume.failure().is_none());
-        for number in 0..4000 {
-            let name = format!("name {number}");
-            let create = Create {
-                parent: Ino(1),
-                name: name.as_bytes(),
-                permissions: 0o644,
-                flags: OpenFlags::default(),
-            };
-            let created = ask(mount, |vfs, reply| vfs.create(CALLER, create, reply));
-            // Without the failure, it would wait for memory for ever.
-            let created = tokio::time::timeout(seconds(100), created).await;
-            if !matches!(created, Ok(Ok(_))) {
-                break;
-            }
-        }
+        create_names(mount).await;
         tokio::time::sleep(seconds(100)).await;
         let failure = clone.volume.failure().expect("it cannot be stored");
         assert!(failure.to_string().contains("swap file"), "{failure}");

@@ -4,16 +4,28 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::task::JoinError;
 use zeroize::Zeroizing;
 
 use super::error::SwapError;
 use super::places::{Place, Places};
+
+/// The unit of the time that a disk may take. It is counted, because a process that was stopped
+/// meanwhile must not take its disk for one that hangs.
+const TICK: Duration = Duration::from_secs(1);
+
+/// How long a disk may go without an answer before it counts as failed, in ticks.
+const SILENT_TICKS_MAX: u32 = 30;
+
+/// How long a put may take, in ticks. What it cannot write is stored in time elsewhere.
+const PUT_TICKS_MAX: u32 = 120;
 
 /// Length of a tag, in bytes.
 const TAG_BYTES: usize = 16;
@@ -70,28 +82,31 @@ impl SwapFile {
     /// Cancel safety: dropped, it lets the disk go on; then the places are free again.
     ///
     /// # Errors
-    /// [`SwapError::Disk`] if the disk fails. What was written before is then not kept.
+    /// [`SwapError::Disk`] if the disk fails, does not answer for 30 s, or takes two minutes. What
+    /// was written before is then not kept.
     pub async fn put(&self, buffers: Vec<Bytes>) -> Result<Vec<Vec<Swapped>>, SwapError> {
-        let shared = self.0.clone();
-        blocking(move || {
+        let write = move |shared: &Arc<Shared>, answers: &AtomicU64| {
             let mut room = Vec::new();
-            let mut is_full = shared.has_failed.load(Ordering::Relaxed);
-            let put = buffers.iter().map(|bytes| match is_full {
-                true => Ok(Vec::new()),
-                false => shared.put(bytes, &mut room).or_else(|error| {
-                    is_full = error.is_full_disk();
-                    match is_full {
-                        true => {
-                            tracing::debug!("nothing more is swapped out for a while: {error}");
-                            Ok(Vec::new())
+            let mut is_full = false;
+            // It may have been given up since the buffer before.
+            let put = buffers
+                .iter()
+                .map(|bytes| match is_full || shared.has_failed() {
+                    true => Ok(Vec::new()),
+                    false => shared.put(bytes, &mut room, answers).or_else(|error| {
+                        is_full = error.is_full_disk();
+                        match is_full {
+                            true => {
+                                tracing::debug!("nothing more is swapped out for a while: {error}");
+                                Ok(Vec::new())
+                            }
+                            false => Err(error),
                         }
-                        false => Err(error),
-                    }
-                }),
-            });
+                    }),
+                });
             put.collect()
-        })
-        .await
+        };
+        self.0.patiently(PUT_TICKS_MAX, write).await
     }
 
     /// Returns the bytes that are taken, in whole places.
@@ -104,20 +119,20 @@ impl SwapFile {
         self.0.limit_bytes
     }
 
-    /// Takes no more bytes, because the disk does not answer.
-    pub fn give_up(&self) {
-        self.0
-            .failed(SwapError::disk(io::ErrorKind::TimedOut.into()));
-    }
-
-    /// Returns whether its disk has failed, otherwise than by being full.
+    /// Returns whether its disk has failed, otherwise than by being full, or has not answered for 30
+    /// seconds.
     pub fn has_failed(&self) -> bool {
-        self.0.has_failed.load(Ordering::Relaxed)
+        self.0.has_failed()
     }
 }
 
 impl Shared {
-    fn put(self: &Arc<Self>, bytes: &[u8], room: &mut Vec<u8>) -> Result<Vec<Swapped>, SwapError> {
+    fn put(
+        self: &Arc<Self>,
+        bytes: &[u8],
+        room: &mut Vec<u8>,
+        answers: &AtomicU64,
+    ) -> Result<Vec<Swapped>, SwapError> {
         let mut parts = Vec::new();
         let mut rest = bytes;
         let used = self.state.lock().places.used();
@@ -144,6 +159,7 @@ impl Shared {
             swapped.tag.copy_from_slice(tag.as_ref());
             let written = self.file.write_all_at(room, place.offset());
             written.map_err(|error| self.failed(SwapError::disk(error)))?;
+            answers.fetch_add(1, Ordering::Relaxed);
             parts.push(swapped);
         }
         Ok(parts)
@@ -170,6 +186,41 @@ impl Shared {
         Ok(Bytes::from(room))
     }
 
+    /// Runs `job` on a thread that may wait for the disk, and that counts the answers. If there is
+    /// none for 30 ticks, or the job takes `ticks_max`, the disk counts as failed, and the job goes
+    /// on without a listener.
+    ///
+    /// # Errors
+    /// Those of `job`; [`SwapError::Disk`] if the disk does not answer, or if the job panics.
+    pub(super) async fn patiently<T: Send + 'static>(
+        self: &Arc<Self>,
+        ticks_max: u32,
+        job: impl FnOnce(&Arc<Self>, &AtomicU64) -> Result<T, SwapError> + Send + 'static,
+    ) -> Result<T, SwapError> {
+        let (shared, answers) = (self.clone(), Arc::new(AtomicU64::new(0)));
+        let counted = answers.clone();
+        let mut running = tokio::task::spawn_blocking(move || job(&shared, &counted));
+        let (mut before, mut silent_ticks) = (0, 0);
+        for _ in 0..ticks_max {
+            if let Ok(done) = tokio::time::timeout(TICK, &mut running).await {
+                return finished(done);
+            }
+            let now = answers.load(Ordering::Relaxed);
+            silent_ticks = if now == before { silent_ticks + 1 } else { 0 };
+            if silent_ticks == SILENT_TICKS_MAX {
+                break;
+            }
+            before = now;
+        }
+        // A job that has not begun does not begin any more.
+        running.abort();
+        Err(self.failed(SwapError::disk(io::ErrorKind::TimedOut.into())))
+    }
+
+    fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
     fn failed(&self, error: SwapError) -> SwapError {
         if !error.is_full_disk() && !self.has_failed.swap(true, Ordering::Relaxed) {
             tracing::error!("nothing more is swapped out: {error}");
@@ -184,11 +235,14 @@ impl Drop for Swapped {
     }
 }
 
-/// Runs `job` on a thread that may wait for the disk.
+/// Runs `job` on a thread that waits for the disk as long as that takes.
 pub(super) async fn blocking<T: Send + 'static>(
     job: impl FnOnce() -> Result<T, SwapError> + Send + 'static,
 ) -> Result<T, SwapError> {
-    let done = tokio::task::spawn_blocking(job).await;
+    finished(tokio::task::spawn_blocking(job).await)
+}
+
+fn finished<T>(done: Result<Result<T, SwapError>, JoinError>) -> Result<T, SwapError> {
     done.map_err(|error| SwapError::disk(io::Error::other(error)))?
 }
 

@@ -15,7 +15,7 @@ mod places;
 
 pub use error::SwapError;
 pub use file::{SwapFile, Swapped};
-pub use part::{SwappedPart, read};
+pub use part::{SwappedPart, read, read_in_time};
 
 #[cfg(test)]
 mod tests;

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
 use super::error::SwapError;
-use super::file::{Swapped, blocking};
+use super::file::{Shared, Swapped, blocking};
 
 /// A part of what a swap file holds in one place.
 #[derive(Debug, Clone)]
@@ -60,8 +61,8 @@ impl PartialEq for SwappedPart {
 
 impl Eq for SwappedPart {}
 
-/// Reads parts, in order. The result takes at most twice their bytes in memory, and reading it 64 KiB
-/// more.
+/// Reads parts, in order, however long the disk takes. The result takes at most twice their bytes in
+/// memory, and reading it 64 KiB more.
 ///
 /// # Errors
 /// [`SwapError::Disk`] if the disk fails; [`SwapError::Damaged`] if it returns something else than
@@ -70,16 +71,31 @@ pub async fn read(parts: Vec<SwappedPart>) -> Result<Vec<Bytes>, SwapError> {
     if parts.is_empty() {
         return Ok(Vec::new());
     }
-    blocking(move || {
-        let mut read = Vec::with_capacity(parts.len());
-        let is_of_one =
-            |one: &SwappedPart, other: &SwappedPart| Arc::ptr_eq(&one.whole, &other.whole);
-        for parts in parts.chunk_by(is_of_one) {
-            let whole = &parts[0].whole;
-            let bytes = whole.shared.read(whole)?;
-            read.extend(parts.iter().map(|part| part.cut(&bytes)));
-        }
-        Ok(read)
-    })
-    .await
+    blocking(move || read_each(&parts, &AtomicU64::new(0))).await
+}
+
+/// Same, and takes a disk for one that has failed if it does not answer for 30 s: what is to be
+/// stored must not wait for ever.
+///
+/// # Errors
+/// Those of [`read`].
+pub async fn read_in_time(parts: Vec<SwappedPart>) -> Result<Vec<Bytes>, SwapError> {
+    let Some(first) = parts.first() else {
+        return Ok(Vec::new());
+    };
+    let file = first.whole.shared.clone();
+    let read = move |_: &Arc<Shared>, answers: &AtomicU64| read_each(&parts, answers);
+    file.patiently(u32::MAX, read).await
+}
+
+fn read_each(parts: &[SwappedPart], answers: &AtomicU64) -> Result<Vec<Bytes>, SwapError> {
+    let mut read = Vec::with_capacity(parts.len());
+    let is_of_one = |one: &SwappedPart, other: &SwappedPart| Arc::ptr_eq(&one.whole, &other.whole);
+    for parts in parts.chunk_by(is_of_one) {
+        let whole = &parts[0].whole;
+        let bytes = whole.shared.read(whole)?;
+        answers.fetch_add(1, Ordering::Relaxed);
+        read.extend(parts.iter().map(|part| part.cut(&bytes)));
+    }
+    Ok(read)
 }

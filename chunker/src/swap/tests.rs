@@ -2,6 +2,8 @@ use proptest::prelude::*;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -161,6 +163,47 @@ async fn no_nonce_is_used_twice() {
     assert!(used.len() > 800);
 }
 
+/// Returns what comes of a job within a second of the paused clock.
+async fn tick<T>(job: &mut (impl Future<Output = T> + Unpin)) -> Option<T> {
+    tokio::select! {
+        biased;
+        done = job => Some(done),
+        () = tokio::time::advance(Duration::from_secs(1)) => None,
+    }
+}
+
+/// Each answer begins the time anew. A job without a listener does no harm.
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_is_slow_is_no_disk_that_is_silent() {
+    let swap = swap(LIMIT);
+    let (step, steps) = std::sync::mpsc::channel::<()>();
+    let (answer, answered) = std::sync::mpsc::channel();
+    let job = swap.0.patiently(u32::MAX, move |_, answers| {
+        for () in steps {
+            answers.fetch_add(1, Ordering::Relaxed);
+            answer.send(()).expect("the test listens");
+        }
+        Ok(())
+    });
+    let mut job = Box::pin(job);
+    for _ in 0..10 {
+        for _ in 0..25 {
+            assert!(tick(&mut job).await.is_none());
+        }
+        step.send(()).expect("the job runs");
+        answered.recv().expect("the job runs");
+    }
+    assert!(!swap.has_failed());
+    let mut silent = 0;
+    let done = loop {
+        match tick(&mut job).await {
+            Some(done) => break done,
+            None => silent += 1,
+        }
+    };
+    assert!(done.is_err() && swap.has_failed() && (30..34).contains(&silent));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     /// Whatever is written and dropped in between, all that is held reads as it was written.
@@ -168,7 +211,8 @@ proptest! {
     fn held_bytes_stay(
         steps in prop::collection::vec((1_usize..70_000, any::<u8>(), any::<bool>()), 1..60),
     ) {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let runtime = runtime.unwrap();
         runtime.block_on(async {
             let swap = swap(LIMIT);
             let mut held: Vec<(Vec<SwappedPart>, Vec<u8>)> = Vec::new();

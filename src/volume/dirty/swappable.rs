@@ -1,5 +1,7 @@
 //! Bytes that may be swapped out, as they are found.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 
 /// Bytes that may be swapped out: where they are, and when they were written.
@@ -11,6 +13,13 @@ pub struct Swappable {
     pub stamp: u64,
     /// The bytes.
     pub bytes: Bytes,
+}
+
+impl Swappable {
+    /// Returns the range of the bytes in the file.
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.bytes.len() as u64
+    }
 }
 
 /// The pieces that [`DirtyRanges::swappable`] looked at.

@@ -54,7 +54,9 @@ fn a_run_is_as_long_as_its_data() {
 type Model = Vec<Option<(u8, u64)>>;
 
 fn run<T>(job: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build();
     runtime.unwrap().block_on(job)
 }
 

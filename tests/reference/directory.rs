@@ -147,7 +147,9 @@ impl Directory {
 
     fn copy(&self, from: &Path, at: u64, to: &Path, target: u64, length: u64) -> io::Result<()> {
         let (source, destination) = (self.open(from, true)?, self.open(to, true)?);
-        let (mut at, mut target, mut left) = (at, target, length);
+        // A second call would go on in what the first one has put behind the end of the same file.
+        let rest = source.metadata()?.len().saturating_sub(at);
+        let (mut at, mut target, mut left) = (at, target, length.min(rest));
         while left > 0 {
             let copied = rustix::fs::copy_file_range(
                 source.as_fd(),

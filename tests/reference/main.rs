@@ -91,6 +91,14 @@ fn check_engine(ops: &[Op]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+fn check_directory(ops: &[Op]) -> Result<(), TestCaseError> {
+    let directory = tempfile::tempdir().expect("a directory");
+    let root = directory.path().join("root");
+    std::fs::create_dir(&root).expect("a directory");
+    let mut directory = Directory::new(root, Box::new(|| ()));
+    compare(&mut Model::default(), &mut directory, ops)
+}
+
 proptest! {
     #![proptest_config(cases(60, 3_000))]
 
@@ -106,11 +114,7 @@ proptest! {
     /// The model is right: it agrees with the machine's own filesystem.
     #[test]
     fn the_model_behaves_like_a_directory(ops in proptest::collection::vec(op(), 1..60)) {
-        let directory = tempfile::tempdir().expect("a directory");
-        let root = directory.path().join("root");
-        std::fs::create_dir(&root).expect("a directory");
-        let mut directory = Directory::new(root, Box::new(|| ()));
-        compare(&mut Model::default(), &mut directory, &ops)?;
+        check_directory(&ops)?;
     }
 }
 
@@ -127,6 +131,19 @@ fn regression_copy_into_a_small_file_of_an_earlier_commit() {
         Op::Copy(vec![1], 30_000, vec![0], 50, 40_000),
     ];
     check_engine(&ops).expect("they agree");
+}
+
+/// Found by comparing the model with a directory, whose second call copied what the first had
+/// written behind the end.
+#[test]
+fn regression_copy_behind_the_end_of_the_same_file() {
+    let ops = [
+        Op::Create(vec![0]),
+        Op::Write(vec![0], 0, 1318, 0),
+        Op::Copy(vec![0], 0, vec![0], 1318, 16_384),
+    ];
+    check_engine(&ops).expect("they agree");
+    check_directory(&ops).expect("they agree");
 }
 
 /// A real mount in a temporary directory, unmounted when this is dropped.

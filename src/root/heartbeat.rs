@@ -8,6 +8,7 @@
 
 use super::error::RootError;
 use super::handle::RootHandle;
+use super::padding;
 use super::refusal::Refusal;
 use super::state::{HolderInfo, Root, SessionId};
 use bkfs_chunker::crypto::{Class, Features};
@@ -43,15 +44,61 @@ pub struct Beat {
     #[n(1)]
     pub base: u64,
     /// The process behind the session, as the root says it. Each heartbeat has it, because each one
-    /// replaces the whole object. `None` in those of early programs.
-    #[n(2)]
+    /// replaces the whole object. `None` in those of early programs, and if it cannot be read: it
+    /// must not cost the counter, which tells life.
+    #[cbor(n(2), with = "readable", has_nil)]
     pub holder: Option<HolderInfo>,
+}
+
+/// A holder as far as this program knows its form.
+mod readable {
+    use super::HolderInfo;
+    use minicbor::decode::Error;
+    use minicbor::encode::{Error as EncodeError, Write};
+    use minicbor::{Decoder, Encoder};
+
+    pub fn encode<C, W: Write>(
+        holder: &Option<HolderInfo>,
+        encoder: &mut Encoder<W>,
+        context: &mut C,
+    ) -> Result<(), EncodeError<W::Error>> {
+        encoder.encode_with(holder, context)?.ok()
+    }
+
+    pub fn decode<C>(
+        decoder: &mut Decoder<'_>,
+        context: &mut C,
+    ) -> Result<Option<HolderInfo>, Error> {
+        let begin = decoder.position();
+        if let Ok(holder) = decoder.decode_with(context) {
+            return Ok(holder);
+        }
+        decoder.set_position(begin);
+        decoder.skip()?;
+        Ok(None)
+    }
+
+    pub fn nil() -> Option<Option<HolderInfo>> {
+        Some(None)
+    }
+
+    pub fn is_nil(holder: &Option<HolderInfo>) -> bool {
+        holder.is_none()
+    }
 }
 
 impl Beat {
     /// Returns the payload in CBOR.
     pub fn encode(&self) -> Vec<u8> {
         minicbor::to_vec(self).expect("writing plain fields to memory cannot fail")
+    }
+
+    /// Returns the payload of the object. In a sealed repository all of them have one length.
+    pub(super) fn payload(&self, is_sealed: bool) -> Vec<u8> {
+        match is_sealed {
+            true => padding::padded(self.encode()),
+            false => self.encode(),
+        }
     }
 
     /// Decodes the payload that [`Beat::encode`] returns; none for any other bytes.
@@ -211,10 +258,9 @@ async fn put_beat(handle: &RootHandle, session: SessionId, beat: &Beat) -> Resul
     let key = session.key();
     let mut salt = [0; 32];
     handle.entropy().fill(&mut salt);
-    let object =
-        handle
-            .keyring()
-            .seal_object(Class::Session, &key, Features::NONE, salt, &beat.encode());
+    let keyring = handle.keyring();
+    let payload = beat.payload(keyring.is_sealed());
+    let object = keyring.seal_object(Class::Session, &key, Features::NONE, salt, &payload);
     handle.store().put(&key, vec![object]).await?;
     Ok(())
 }

@@ -31,7 +31,7 @@
 //! | [`recovery_bases`] | entries of the root for ended sessions with spools (pure) |
 //! | [`recovery_base`] | the commit that the journals in an ended session's spool follow |
 //! | [`journal`], [`journal_entry`], `journal_put` | the operations that fsync acknowledges before a commit |
-//! | [`padding`] | lengths of journals in the bucket (pure) |
+//! | [`padding`] | lengths of journals and heartbeats in the bucket (pure) |
 //! | `blocking` | runs short file operations apart from async tasks |
 //! | [`sent`] | journals that this machine has sent, to detect that the newest were deleted |
 //! | [`kept`] | journals in a spool, before they are sent |

@@ -1,5 +1,5 @@
-//! Lengths of journals: only few are possible, so that the length of an object reveals little of
-//! its contents.
+//! Lengths of journals and heartbeats: only few are possible, so that the length of an object
+//! reveals little of its contents.
 //!
 //! Owns the classes of lengths, and the field that fills an entry up to one. They are the classes
 //! of Padmé (Nikitin and others, "Reducing Metadata Leakage from Encrypted Files and Communication
@@ -8,8 +8,9 @@
 
 use bkfs_chunker::crypto::{BOX_OVERHEAD, HEADER_LEN};
 
-/// The smallest length of a journal in the bucket, in bytes. It hides the difference between
-/// journals with names and attributes of a few files, or a few hundred bytes of contents.
+/// The smallest length of such an object in the bucket, in bytes. It hides the difference between
+/// journals with names and attributes of a few files, or a few hundred bytes of contents. Every
+/// heartbeat is shorter.
 pub const LENGTH_MIN: usize = 1024;
 
 /// Bytes that sealing adds to an entry.

@@ -74,7 +74,7 @@ pub fn of(name: &str) -> Vec<Vec<u8>> {
         "root" => roots(),
         "list" => frozen("list-"),
         "commit" => frozen("commit-"),
-        "session" => frozen("heartbeat.bin"),
+        "session" => frozen("heartbeat"),
         "journal" => frozen("journal"),
         "operations" => operations(),
         "url" => texts(URLS),

@@ -3,8 +3,9 @@
 use super::support::*;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::handle::Transition;
-use crate::root::heartbeat::{DEAD_AFTER, HEARTBEAT_INTERVAL, Standing, read_beat};
+use crate::root::heartbeat::{Beat, DEAD_AFTER, HEARTBEAT_INTERVAL, Standing, read_beat};
 use crate::root::holder::{ProcessState, Processes, SystemProcesses};
+use crate::root::padding::LENGTH_MIN;
 use crate::root::refusal::Refusal;
 use crate::root::request::VolumeRequest;
 use crate::root::session::OpenSession;
@@ -125,7 +126,61 @@ async fn every_heartbeat_says_whose_it_is() {
                 beat.holder.as_ref(),
                 Some(&view.root.sessions[&session].holder)
             );
+            let (object, _) = store.get(&session.key()).await.expect("it was sent");
+            assert_eq!(object.len(), LENGTH_MIN, "its length tells nothing");
         }
+    }
+}
+
+/// What says whose a heartbeat is may have another form one day.
+#[test]
+fn a_strange_holder_costs_no_heartbeat() {
+    let mut bytes = Vec::new();
+    let mut encoder = minicbor::Encoder::new(&mut bytes);
+    let mut write = || {
+        let map = encoder.map(3)?.u8(0)?.u64(1000)?.u8(1)?.u64(9)?.u8(2)?;
+        map.map(2)?
+            .u8(0)?
+            .str("host")?
+            .u8(9)?
+            .array(1)?
+            .str("more")?
+            .ok()
+    };
+    let written: Result<(), minicbor::encode::Error<_>> = write();
+    written.expect("memory takes it");
+    assert_eq!(Beat::decode(&bytes[..9]), None, "it is cut");
+    bytes[0] += 1;
+    bytes.extend([7, 0x41, 0]);
+    let beat = Beat::decode(&bytes).expect("it is a heartbeat, with what fills it up");
+    assert_eq!((beat.counter, beat.base, beat.holder), (1000, 9, None));
+}
+
+#[test]
+fn the_longest_heartbeat_is_as_long_as_the_shortest() {
+    let long = "l".repeat(300);
+    let longest = HolderInfo {
+        host: long.clone(),
+        machine_id: long.clone(),
+        boot_id: long.clone(),
+        pid_namespace: u64::MAX,
+        pid: u32::MAX,
+        process_start_ticks: u64::MAX,
+        user: long.clone(),
+        mount_point: long,
+    };
+    let beat = |counter, holder| Beat {
+        counter,
+        base: counter,
+        holder,
+    };
+    let beats = [beat(0, None), beat(u64::MAX, Some(longest.cut()))];
+    let sealed = beats.each_ref().map(|beat| beat.payload(true));
+    assert_eq!(sealed[0].len(), sealed[1].len());
+    for (beat, sealed) in beats.iter().zip(sealed) {
+        assert_eq!(Beat::decode(&sealed).as_ref(), Some(beat));
+        // Without a password there is nothing to hide.
+        assert_eq!(beat.payload(false), beat.encode());
     }
 }
 

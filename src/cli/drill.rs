@@ -320,7 +320,10 @@ fn mount(
     let swap_bytes = access::swap_bytes(&settings);
     let spool = SpoolPlace::on_this_machine(repository, swap_bytes, Path::new(PLACE));
     let spool = spool.unwrap_or_else(|error| {
-        tracing::warn!("the clone has no swap file: {error}");
+        tracing::warn!(
+            "there is no swap file in the directory of spools: {error}; what is changed beyond \
+             memory= is uploaded"
+        );
         None
     });
     let plan = MountPlan {

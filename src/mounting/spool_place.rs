@@ -17,7 +17,8 @@ use crate::mounting::error::SpoolingError;
 use crate::places;
 use crate::repository::Repository;
 
-/// How long the disk may take to make a swap file.
+/// How long the disk may take to make a swap file. The mount has looked at the directory before, for
+/// which it waits as long as that takes.
 const DISK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Directory of spools of a mount. Cheap to clone.

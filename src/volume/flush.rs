@@ -274,7 +274,7 @@ impl Volume {
             return true;
         }
         let read_back = self.may_read_back(range.end - range.start).await;
-        let read = Box::pin(self.view.read(scope, inode, range.clone()));
+        let read = Box::pin(self.view.read_to_store(scope, inode, range.clone()));
         let Some(data) = near(&self.brief_reads, inode, read).await else {
             return false;
         };
@@ -463,7 +463,7 @@ impl Volume {
         }
         let contents = match size {
             0 => Vec::new(),
-            _ => self.view.read(scope, inode, 0..size).await?.concat(),
+            _ => (self.view.read_to_store(scope, inode, 0..size).await?).concat(),
         };
         let growth = size as i64 - old.as_ref().map_or(0, |item| inline_length(item) as i64);
         let mut state = self.view.state()?.lock();

@@ -1,7 +1,8 @@
 //! Stored bytes next to a run that is to be stored.
 //!
-//! Owns which of them make the run split as if the file had been written at once. Without them the
-//! run is stored all the same, and costs a little more. Does not own the choice of runs (`flush`).
+//! Owns which of them make the run split as if the file had been written at once. Without those that
+//! a slow store holds back the run is stored all the same, and costs a little more. Those that a swap
+//! file holds are changed as well, and are needed. Does not own the choice of runs (`flush`).
 
 use std::ops::Range;
 
@@ -81,7 +82,7 @@ async fn before(
     if from == start {
         return Ok((start, Vec::new()));
     }
-    Ok((from, view.read(scope, inode, from..start).await?))
+    Ok((from, view.read_to_store(scope, inode, from..start).await?))
 }
 
 /// Returns the rest of the last page of a page file, if the file continues after the run.
@@ -95,5 +96,5 @@ async fn after(
     if profile != Profile::Grid || to <= end {
         return Ok(Vec::new());
     }
-    view.read(scope, inode, end..to).await
+    view.read_to_store(scope, inode, end..to).await
 }

@@ -327,6 +327,22 @@ impl View {
         Ok(plan.assemble(stored, swapped))
     }
 
+    /// Same, to store the bytes: a silent disk of the swap file counts as failed.
+    ///
+    /// # Errors
+    /// As [`View::read`].
+    pub(super) async fn read_to_store(
+        &self,
+        scope: Scope,
+        inode: u64,
+        range: Range<u64>,
+    ) -> Result<Vec<Bytes>, VolumeError> {
+        let mut plan = self.plan(scope, inode, range).await?;
+        let stored = self.content_store().read(&plan.pieces).await?;
+        let swapped = plan.read_back_in_time().await?;
+        Ok(plan.assemble(stored, swapped))
+    }
+
     /// Returns the bytes of several files, each with its range, as [`View::read`] does, with one
     /// result for each. What they have stored close together is fetched by one request.
     pub async fn read_each(

@@ -352,6 +352,34 @@ fn a_disk_that_gives_nothing_back_fails_the_mount() {
     });
 }
 
+/// The same if what is stored first is in memory, and the rest of its page is not.
+#[test]
+fn a_disk_that_gives_no_neighbour_back_fails_the_mount() {
+    with_one_disk_thread(async {
+        let world = world(2).await;
+        let clone = Scratch::of(&world, SWAP_BYTES).await;
+        let mount = &clone.mount;
+        let file = mount.write("t.ibd", b"").await;
+        for block in 0..2000 {
+            mount.write_at(file, block << 13, &noise(block, 4096)).await;
+        }
+        assert!(clone.swap.used_bytes() > 1 << 20);
+        let hang = Hang::begin();
+        let failed = async {
+            mount.write_at(file, 0, &noise(1, 4096)).await;
+            mount.close(file).await;
+            create_names(mount).await;
+            tokio::time::sleep(seconds(100)).await;
+            clone.volume.failure()
+        };
+        let failure = while_time_passes(failed).await;
+        let failure = failure.expect("it cannot be stored").to_string();
+        assert!(failure.contains("swap file"), "{failure}");
+        hang.end().await;
+        clone.end(&world).await;
+    });
+}
+
 /// Nothing is read of a file that its disk has lost, and nothing that stands on it is stored.
 #[test]
 fn a_swap_file_that_is_lost_fails_the_mount() {

@@ -19,6 +19,14 @@ impl SwapError {
         Self::Disk(Arc::new(error))
     }
 
+    /// Returns what has happened, and not what is lost by it: a write that fails loses nothing.
+    pub(super) fn cause(&self) -> String {
+        match self {
+            Self::Disk(error) => format!("the disk of the swap file: {error}"),
+            Self::Damaged => self.to_string(),
+        }
+    }
+
     /// Returns whether the disk has no room.
     pub fn is_full_disk(&self) -> bool {
         let Self::Disk(error) = self else {

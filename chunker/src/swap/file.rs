@@ -25,7 +25,7 @@ const TICK: Duration = Duration::from_secs(1);
 const SILENT_TICKS_MAX: u32 = 30;
 
 /// How long a put may take, in ticks. What it cannot write is stored in time elsewhere.
-const PUT_TICKS_MAX: u32 = 120;
+pub(super) const PUT_TICKS_MAX: u32 = 120;
 
 /// Length of a tag, in bytes.
 const TAG_BYTES: usize = 16;
@@ -97,7 +97,8 @@ impl SwapFile {
                         is_full = error.is_full_disk();
                         match is_full {
                             true => {
-                                tracing::debug!("nothing more is swapped out for a while: {error}");
+                                let cause = error.cause();
+                                tracing::debug!("nothing is swapped out for a while: {cause}");
                                 Ok(Vec::new())
                             }
                             false => Err(error),
@@ -119,8 +120,8 @@ impl SwapFile {
         self.0.limit_bytes
     }
 
-    /// Returns whether its disk has failed, otherwise than by being full, or has not answered for 30
-    /// seconds.
+    /// Returns whether its disk has failed, otherwise than by being full, has not answered for 30 s,
+    /// or has taken two minutes for a put.
     pub fn has_failed(&self) -> bool {
         self.0.has_failed()
     }
@@ -223,7 +224,7 @@ impl Shared {
 
     fn failed(&self, error: SwapError) -> SwapError {
         if !error.is_full_disk() && !self.has_failed.swap(true, Ordering::Relaxed) {
-            tracing::error!("nothing more is swapped out: {error}");
+            tracing::error!("nothing more is swapped out: {}", error.cause());
         }
         error
     }

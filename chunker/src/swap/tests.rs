@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::file::PUT_TICKS_MAX;
 use super::*;
 
 const LIMIT: u64 = 1 << 20;
@@ -202,6 +203,37 @@ async fn a_disk_that_is_slow_is_no_disk_that_is_silent() {
         }
     };
     assert!(done.is_err() && swap.has_failed() && (30..34).contains(&silent));
+}
+
+/// What a put cannot write in its time is stored elsewhere, though the disk answers.
+#[tokio::test(start_paused = true)]
+async fn a_job_ends_after_its_time_although_the_disk_answers() {
+    let swap = swap(LIMIT);
+    let (step, steps) = std::sync::mpsc::channel::<()>();
+    let (answer, answered) = std::sync::mpsc::channel();
+    let job = swap.0.patiently(PUT_TICKS_MAX, move |_, answers| {
+        for () in steps {
+            answers.fetch_add(1, Ordering::Relaxed);
+            answer.send(()).expect("the test listens");
+        }
+        Ok(())
+    });
+    let mut job = Box::pin(job);
+    assert!(tick(&mut job).await.is_none(), "it begins");
+    let mut ticks = 1;
+    let done = loop {
+        step.send(()).expect("the job runs");
+        answered.recv().expect("the job runs");
+        match tick(&mut job).await {
+            Some(done) => break done,
+            None => ticks += 1,
+        }
+    };
+    assert!(done.is_err() && swap.has_failed());
+    assert!(
+        (PUT_TICKS_MAX - 2..PUT_TICKS_MAX + 4).contains(&ticks),
+        "{ticks}"
+    );
 }
 
 proptest! {

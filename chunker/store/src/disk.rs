@@ -206,7 +206,10 @@ impl Disk for SystemDisk {
             match rustix::fs::openat(CWD, &directory, flags, Mode::RUSR | Mode::WUSR) {
                 Ok(made) => Ok(File::from(made)),
                 // EISDIR: of filesystems that do not know the flag.
-                Err(Errno::OPNOTSUPP | Errno::ISDIR) => Err(io::ErrorKind::Unsupported.into()),
+                Err(Errno::OPNOTSUPP | Errno::ISDIR) => Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "its filesystem has no files without names",
+                )),
                 Err(error) => Err(error.into()),
             }
         })
@@ -314,6 +317,13 @@ mod tests {
             absent.expect_err("no directory").kind(),
             io::ErrorKind::NotFound
         );
+        let without = SystemDisk.make_unnamed(Path::new("/proc")).await;
+        let without = without.expect_err("processes, no files");
+        // Only root gets as far as to hear that there are none.
+        if without.kind() != io::ErrorKind::PermissionDenied {
+            assert_eq!(without.kind(), io::ErrorKind::Unsupported);
+            assert!(without.to_string().contains("files without names"));
+        }
     }
 
     #[tokio::test]

@@ -6,7 +6,7 @@
     bank.py check MARIADB|POSTGRES PLACE RECORD     exit code 0 if every committed transaction is there, and no half of one
     bank.py count RECORD                            how many transactions were committed
 
-PLACE is the socket of MariaDB, or the directory of PostgreSQL's socket. A transaction takes an amount from one account, gives it to another one, and notes both in the table `ledger`. RECORD has a line `try NUMBER FROM TO AMOUNT` before the first statement, and `done NUMBER` after the answer to COMMIT. What a check has seen was committed, and is noted as done.
+PLACE is the socket of MariaDB, or the directory of PostgreSQL's socket. A transaction takes an amount from one account, gives it to another one, and notes both in the table `ledger`. RECORD.ended appears once a client has ended. RECORD has a line `try NUMBER FROM TO AMOUNT` before the first statement, and `done NUMBER` after the answer to COMMIT. What a check has seen was committed, and is noted as done.
 """
 
 import os
@@ -91,6 +91,8 @@ def run(kind, place, path):
             except BrokenPipeError:
                 return
             finally:
+                # Before the server is gone, none ends by itself.
+                open(path + ".ended", "a", encoding="ascii").close()
                 program.kill()
                 program.wait()
 

@@ -35,6 +35,7 @@ start_mariadb() {
     --innodb-max-dirty-pages-pct=20 --skip-log-bin </dev/null >/dev/null 2>&1 &
   MARIADB_PID=$!
   remember_pid "$MARIADB_PID"
+  echo "$MARIADB_PID $(start_time_of "$MARIADB_PID")" >"$MARIADB_RUN/known"
   wait_for 120 mariadb_answers_or_died
   mariadb_answers || { tail -n 30 "$MARIADB_RUN/log"; return 1; }
 }
@@ -43,32 +44,53 @@ start_postgres() {
     -o "-c listen_addresses='' -c unix_socket_directories='$PG_RUN' -c fsync=on" \
     -o "-c full_page_writes=on -c shared_buffers=4MB -c max_wal_size=32MB" \
     -o "-c checkpoint_timeout=30s" || { tail -n 30 "$PG_RUN/log"; return 1; }
-  head -n 1 "$1/postmaster.pid" >"$PG_RUN/pid"
-  remember_pid "$(cat "$PG_RUN/pid")"
+  PG_PID=$(head -n 1 "$1/postmaster.pid")
+  remember_pid "$PG_PID"
+  echo "$PG_PID $(start_time_of "$PG_PID")" >"$PG_RUN/known"
 }
 start_servers() {
   start_mariadb "$1/mysql"
   start_postgres "$1/pg"
 }
+# pid_in DIRECTORY: prints the process of the server that has its socket there, if it runs.
+pid_in() {
+  local pid started
+  [ -e "$1/known" ] || return 0
+  read -r pid started <"$1/known"
+  [ "$(start_time_of "$pid")" != "$started" ] || echo "$pid"
+}
+# stop_servers: in order, which may take long where fsync waits for the bucket.
 stop_servers() {
-  stop_pid "$(cat "$MARIADB_RUN/pid")"
-  stop_pid "$(cat "$PG_RUN/pid")" INT
+  local run pid signal=TERM
+  for run in "$MARIADB_RUN" "$PG_RUN"; do
+    pid=$(pid_in "$run")
+    [ -n "$pid" ] || wrong "no server runs in $run"
+    kill "-$signal" "$pid"
+    wait_for 120 has_no_process "$pid" || wrong "a server does not end in $run"
+    rm -f "$run/known"
+    signal=INT
+  done
 }
 has_no_process() { ! kill -0 "$1" 2>/dev/null; }
 # kill_servers: as the crash of their machine does. Those of PostgreSQL's processes end that find
 # the first one gone.
 kill_servers() {
-  local run pid
+  local run pid child children
   for run in "$MARIADB_RUN" "$PG_RUN"; do
-    pid=$(cat "$run/pid" 2>/dev/null) || continue
-    # shellcheck disable=SC2046 # one word for each process
-    kill -KILL "$pid" $(pgrep -P "$pid" || true) 2>/dev/null || true
+    pid=$(pid_in "$run")
+    [ -n "$pid" ] || continue
+    children=$(pgrep -P "$pid" || true)
+    # It starts no more processes, so that these are all. It may also end by itself just now, since
+    # what it stands on has gone.
+    if kill -STOP "$pid" 2>/dev/null; then children=$(pgrep -P "$pid" || true); fi
+    for child in $children "$pid"; do kill -KILL "$child" 2>/dev/null || true; done
     # PostgreSQL takes one that its parent has not waited for yet for alive.
-    wait_for 30 has_no_process "$pid" ||
-      wrong "a server stays: $(ps -o pid,stat,args -p "$pid")"
-    rm -f "$run/pid"
+    for child in $children "$pid"; do
+      wait_for 30 has_no_process "$child" ||
+        wrong "a server stays: $(ps -o pid,stat,args -p "$child")"
+    done
+    rm -f "$run/known"
   done
-  return 0
 }
 
 # --- what is there --------------------------------------------------------------------------------
@@ -104,38 +126,69 @@ mount_live() {
   exits 0 bkfs mount "$URL" "$MNT" \
     -o "cache_dir=$CACHE_DIR,cache_size=200M,spool_size=128M,allow_other,volume=live-$1,fsync=$1"
 }
-# begin MODE: both servers run on a mount. They may run since the last round, or be lost with it.
+# begin MODE: both servers run on a mount of the machine of the disk, perhaps since the last round.
 begin() {
-  if is_mounted "$MNT" && mariadb_answers && psql_on -c 'SELECT 1' >/dev/null; then return; fi
-  kill_servers
-  ! is_mounted "$MNT" || leave_mount "$MNT"
-  is_mounted "$DISK" || mount -o loop "$IMAGE" "$DISK"
   on disk
+  if is_mounted "$MNT"; then return; fi
   mount_live "$1"
   start_servers "$MNT"
+}
+# leave_round: a round that fails leaves no clients, no servers, no mount and no disk that is shut
+# down to the next one.
+leave_round() {
+  local status=$? client
+  [ $status -ne 0 ] || return 0
+  tail -n 20 "$SUITE_TMP/clients.log" 2>/dev/null
+  kill -CONT "$MINIO_PID"
+  for client in "${clients[@]+"${clients[@]}"}"; do stop_pid "$client" KILL; done
+  kill_servers
+  ! is_mounted "$MNT" || umount -i -l "$MNT"
+  umount "$DISK" || umount -l "$DISK"
+  mount -o loop "$IMAGE" "$DISK"
+}
+# start_clients MODE KIND…: they work until their server is gone.
+start_clients() {
+  local mode=$1 kind place
+  shift
+  for kind in "$@"; do
+    place=$MARIADB_SOCKET
+    [ "$kind" = mariadb ] || place=$PG_SOCKET
+    rm -f "$(record "$kind" "$mode").ended"
+    bank run "$kind" "$place" "$(record "$kind" "$mode")" 2>>"$SUITE_TMP/clients.log" &
+    clients+=($!)
+    remember_pid $!
+  done
+}
+# have_committed COUNT MODE KIND…: so many transactions more are committed, and no client has ended.
+have_committed() {
+  local count=$1 mode=$2 kind
+  shift 2
+  for kind in "$@"; do
+    wait_for 60 committed_beyond "$(record "$kind" "$mode")" $((before[$kind] + count)) ||
+      wrong "$kind commits too little"
+    [ ! -e "$(record "$kind" "$mode").ended" ] || wrong "a client of $kind has ended"
+  done
+}
+# count_committed MODE KIND…: notes how many are committed now.
+count_committed() {
+  local mode=$1 kind
+  shift
+  for kind in "$@"; do before[$kind]=$(bank count "$(record "$kind" "$mode")"); done
 }
 committed_beyond() { [ "$(bank count "$1")" -gt "$2" ]; }
 
 # crash_round MODE EVENT NUMBER: a crash while both databases work. After each second round of
 # fsync=bucket they start where there is no spool.
 crash_round() {
-  local mode=$1 event=$2 number=$3 kind pid before=() clients=()
+  local mode=$1 event=$2 number=$3 pid clients=()
+  local -A before=()
+  trap leave_round EXIT
   begin "$mode"
-  for kind in mariadb postgres; do
-    touch "$(record "$kind" "$mode")"
-    before+=("$(bank count "$(record "$kind" "$mode")")")
-  done
-  bank run mariadb "$MARIADB_SOCKET" "$(record mariadb "$mode")" 2>>"$SUITE_TMP/clients.log" &
-  clients+=($!)
-  bank run postgres "$PG_SOCKET" "$(record postgres "$mode")" 2>>"$SUITE_TMP/clients.log" &
-  clients+=($!)
-  remember_pid "${clients[0]}"
-  remember_pid "${clients[1]}"
-  wait_for 60 committed_beyond "$(record mariadb "$mode")" $((before[0] + 20)) ||
-    wrong "MariaDB commits nothing"
-  wait_for 60 committed_beyond "$(record postgres "$mode")" $((before[1] + 20)) ||
-    wrong "PostgreSQL commits nothing"
+  count_committed "$mode" mariadb postgres
+  start_clients "$mode" mariadb postgres
+  have_committed 20 "$mode" mariadb postgres
   sleep "$(awk -v seed="$number" 'BEGIN {srand(seed * 7919); printf "%.2f", rand() * 2}')"
+  have_committed 0 "$mode" mariadb postgres
   pid=$(daemon_of "$MNT")
   [ "$event" = kill ] || xfs_io -x -c shutdown "$DISK"
   kill -KILL "$pid"
@@ -147,20 +200,24 @@ crash_round() {
     umount "$DISK"
     mount -o loop "$IMAGE" "$DISK"
   fi
-  on disk
-  if [ "$mode" = bucket ] && [ $((number % 2)) = 0 ]; then on elsewhere; fi
+  if [ "$mode" != bucket ] || [ $((number % 2)) = 1 ]; then
+    mount_live "$mode"
+    start_servers "$MNT"
+    holds "$mode"
+    return
+  fi
+  on elsewhere
   mount_live "$mode"
   start_servers "$MNT"
   holds "$mode"
-  case $MACHINE in */machine-disk) return ;; esac
   stop_servers
   exits 0 bkfs umount "$MNT"
 }
 end_rounds() {
+  begin "$1"
   stop_servers
   exits 0 bkfs umount "$MNT"
-  machine stranger
-  CACHE_DIR=$MACHINE/bkfs-cache
+  on stranger
   mount_live "$1"
   start_servers "$MNT"
   holds "$1"
@@ -194,7 +251,8 @@ make_databases() {
 }
 # The check finds a transaction that is lost, one that nothing asked for, and half of one.
 the_check_finds_what_is_wrong() {
-  local kind place ask known=$SUITE_TMP/records/known
+  local kind place ask known=$SUITE_TMP/records/known clients=()
+  trap leave_round EXIT
   begin local
   for kind in mariadb postgres; do
     case $kind in
@@ -224,21 +282,20 @@ psql_in_bank() { psql_on -q -c "$1"; }
 # What fsync=local acknowledged while the store does not answer is in the spool alone: without it
 # the check finds what is missing.
 without_its_spool() {
-  local pid
-  trap 'kill -CONT "$MINIO_PID"' EXIT
+  local pid clients=()
+  local -A before=()
+  trap leave_round EXIT
   begin local
   exits 0 bkfs hydrate "$MNT"
   kill -STOP "$MINIO_PID"
-  bank run postgres "$PG_SOCKET" "$(record postgres local)" 2>>"$SUITE_TMP/clients.log" &
-  remember_pid $!
-  local client=$! before
-  before=$(bank count "$(record postgres local)")
-  wait_for 60 committed_beyond "$(record postgres local)" $((before + 20))
+  count_committed local postgres
+  start_clients local postgres
+  have_committed 20 local postgres
   pid=$(daemon_of "$MNT")
   kill -KILL "$pid"
   gone "$pid" 10
   kill_servers
-  wait "$client" || true
+  wait "${clients[@]}" || true
   umount -i -l "$MNT"
   kill -CONT "$MINIO_PID"
   on elsewhere
@@ -246,45 +303,39 @@ without_its_spool() {
   start_postgres "$MNT/pg"
   exits 1 bank check postgres "$PG_SOCKET" "$(record postgres local)"
   says 'was committed and is not there'
+  kill_servers
+  exits 0 bkfs umount "$MNT"
 }
 
 # --- a hydrated clone -----------------------------------------------------------------------------
 
-leave_clone() {
-  local status=$?
-  kill -CONT "$MINIO_PID"
-  [ $status -ne 0 ] || return 0
-  kill_servers
-  leave_mount "$MNT"
-}
 requests() { jq .metrics.get_requests "$MNT/.bkfs/status"; }
 no_store_is_needed() {
-  local before
-  trap leave_clone EXIT
+  local asked clients=()
+  local -A before=()
+  trap leave_round EXIT
   machine hydrated
   exits 0 mount_at "$URL" "$MNT" -o allow_other,clone=base,volume=main
   exits 0 bkfs hydrate "$MNT"
-  before=$(requests)
+  asked=$(requests)
   kill -STOP "$MINIO_PID"
   start_servers "$MNT"
   mariadb_checksums | diff "$SUITE_TMP/checksums" - || wrong "the tables differ"
   whole
-  bank run mariadb "$MARIADB_SOCKET" "$(record mariadb scratch)" 2>>"$SUITE_TMP/clients.log" &
-  remember_pid $!
-  local client=$!
-  wait_for 60 committed_beyond "$(record mariadb scratch)" 50 || wrong "nothing is committed"
+  count_committed scratch mariadb
+  start_clients scratch mariadb
+  have_committed 50 scratch mariadb
   stop_servers
-  wait "$client" || true
+  wait "${clients[@]}" || true
   start_servers "$MNT"
   holds scratch
   stop_servers
-  # Reads of the root may be tried, and fail. They are no answers.
-  [ "$(requests)" = "$before" ] || wrong "$(($(requests) - before)) answers came"
+  [ "$(requests)" = "$asked" ] || wrong "$(($(requests) - asked)) requests were sent"
   kill -CONT "$MINIO_PID"
   exits 0 bkfs umount "$MNT"
 }
 
-KILLS=2 CUTS=1
+KILLS=2 CUTS=2
 [ "$FULL" = 0 ] || KILLS=50 CUTS=50
 start_minio
 at_end "kill -CONT '$MINIO_PID' 2>/dev/null"

@@ -9,6 +9,7 @@
 
 pub mod chunking;
 pub mod codec;
+pub mod coded;
 pub mod crypto;
 pub mod id;
 pub mod index;

@@ -15,9 +15,7 @@ use crate::root::chain::Chain;
 use crate::root::record::CommitRecord;
 use crate::root::sent::Sent;
 use crate::root::snapshots::{SnapshotEntry, TrashEntry, default_name, free_number};
-use crate::root::state::{
-    HolderInfo, ROOT_BYTES_MAX, Root, Session, SessionId, SessionState, Volume,
-};
+use crate::root::state::{HolderInfo, Root, Session, SessionId, SessionState, Volume};
 use crate::root::volumes::is_scratch;
 
 /// Gap between the highest known generation and the new one, so that no machine has seen a higher
@@ -412,8 +410,8 @@ fn make_room(root: &mut Root, mut removed: Vec<(bool, Timestamp, &String)>) -> V
     removed.sort();
     let mut left_out = Vec::new();
     for (_, _, volume) in removed {
-        let encoded = root.encode();
-        if encoded.is_ok_and(|bytes| bytes.len() <= ROOT_BYTES_MAX / 2) {
+        let room = root.room();
+        if room.is_ok_and(|room| room >= root.bytes_max() / 2) {
             break;
         }
         root.volumes.remove(volume);

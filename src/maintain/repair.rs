@@ -508,7 +508,7 @@ async fn write_root(
     root.trash.extend(put_entries(&ingest, plan.trash).await?);
     let salt = random(&*options.entropy);
     let payload = root.encode()?;
-    let features = Features::NONE.with_witness();
+    let features = root.form.stated_in(Features::NONE.with_witness());
     let object = keyring.seal_object(Class::Root, ROOT_KEY, features, salt, &payload);
     let written = match store.get(ROOT_KEY).await {
         Ok((bytes, version))

@@ -8,7 +8,7 @@ use super::chain::{Chain, Descent, NonceEntry, OWN_LEAST, OWN_LIMIT, OWN_MAX, Ro
 use super::error::RootError;
 use super::lists::{DirectLists, Lists, put_shard};
 use super::shard::ListRef;
-use super::state::{ROOT_BYTES_MAX, Root};
+use super::state::Root;
 use bkfs_chunker::crypto::{Class, Keyring};
 use bkfs_store::Store;
 use std::sync::{Arc, OnceLock};
@@ -188,9 +188,8 @@ const LEAST_ROOM_BYTES: usize = 2 * 1024;
 /// Cancel safety: dropped before it returns, it leaves the chain of `next` unchanged, and maybe a
 /// list in the bucket that no root names.
 pub(super) async fn shorten(writer: Option<&DirectLists>, next: &mut Root) {
-    let bytes = next.encode().map_or(usize::MAX, |payload| payload.len());
-    let has_room = |room: usize| bytes.saturating_add(room) <= ROOT_BYTES_MAX;
-    let (is_crowded, is_full) = (!has_room(ROOM_BYTES), !has_room(LEAST_ROOM_BYTES));
+    let room = next.room().unwrap_or(0);
+    let (is_crowded, is_full) = (room < ROOM_BYTES, room < LEAST_ROOM_BYTES);
     let Some(chain) = &mut next.chain else {
         return;
     };

@@ -9,11 +9,11 @@ use super::holder::{LocalVerdict, Processes};
 use super::refusal::Refusal;
 use super::request::KnownSpools;
 use super::state::{HolderInfo, Root, Session, SessionId};
-use super::transition::{CLEARING_SESSIONS_MAX, Claim, SESSIONS_MAX, TAKING_SESSIONS_MAX};
+use super::transition::{CLEARING_SESSIONS_MAX, Claim, TAKING_SESSIONS_MAX};
 use async_trait::async_trait;
 
-/// The number of sessions in the root with one that removes dead entries.
-const CLEARING_PLACES: usize = SESSIONS_MAX + TAKING_SESSIONS_MAX + CLEARING_SESSIONS_MAX;
+/// Places beyond [`Root::sessions_max`] with those for sessions that remove dead entries.
+const CLEARING_PLACES: usize = TAKING_SESSIONS_MAX + CLEARING_SESSIONS_MAX;
 
 /// A session that is about to enter the root.
 pub(super) struct Entering<'a> {
@@ -136,9 +136,11 @@ impl Transition for Enter<'_, '_> {
         permits(next)?;
         let places = match (self.volume, purpose) {
             (Some((volume, _)), _) => next.places_to_take(volume),
-            (None, Purpose::Work) => SESSIONS_MAX,
+            (None, Purpose::Work) => next.sessions_max(),
             // The root does not grow if a session leaves it.
-            (None, Purpose::GiveUp | Purpose::End(_)) => before.max(CLEARING_PLACES),
+            (None, Purpose::GiveUp | Purpose::End(_)) => {
+                before.max(next.sessions_max() + CLEARING_PLACES)
+            }
         };
         next.register_within(*id, holder.clone(), places)?;
         next.note_spool(*id, spools.own);

@@ -380,6 +380,7 @@ impl RootHandle {
         let output = transition.apply(&mut root).await?;
         root.leave_room();
         let payload = root.encode()?;
+        let features = root.form.stated_in(features);
         let body =
             self.0
                 .keyring

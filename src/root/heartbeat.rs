@@ -94,14 +94,15 @@ impl Beat {
     }
 
     /// Returns the payload of the object. In a sealed repository all of them have one length.
-    pub(super) fn payload(&self, is_sealed: bool) -> Vec<u8> {
+    pub fn payload(&self, is_sealed: bool) -> Vec<u8> {
         match is_sealed {
             true => padding::padded(self.encode()),
             false => self.encode(),
         }
     }
 
-    /// Decodes the payload that [`Beat::encode`] returns; none for any other bytes.
+    /// Decodes the payload that [`Beat::encode`] or [`Beat::payload`] returns; none for any other
+    /// bytes.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         minicbor::decode(bytes).ok()
     }

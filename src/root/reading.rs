@@ -4,6 +4,7 @@
 //! is read and what follows from it.
 
 use super::error::RootError;
+use super::form::Form;
 use super::retry::{Pauses, RetryPolicy, bounded, may_pass};
 use super::state::{ROOT_KEY, Root};
 use super::view::RootView;
@@ -54,14 +55,15 @@ pub(crate) fn open_root(
         .map_err(unopenable)?;
     let mut room = Vec::new();
     let payload = opener.open_box(0, sealed, &mut room).map_err(unopenable)?;
-    let root = Root::decode(payload).map_err(|error| RootError::damaged(ROOT_KEY, error))?;
+    let features = opener.header().features;
+    let root = Root::decode_as(Form::of(features), payload)
+        .map_err(|error| RootError::damaged(ROOT_KEY, error))?;
     if root.repository != keyring.repository() {
         return Err(RootError::damaged(
             ROOT_KEY,
             "it belongs to another repository",
         ));
     }
-    let features = opener.header().features;
     if features.bear_witness() != root.chain.is_some() {
         return Err(RootError::damaged(
             ROOT_KEY,

@@ -8,7 +8,7 @@
 use super::refusal::Refusal;
 use super::run_group::{Building, IndexName, RunGroup, Slice};
 use super::shard::ListRef;
-use super::state::{ROOT_BYTES_MAX, Root, StateError};
+use super::state::{Root, StateError};
 use super::transition::IndexChange;
 use bkfs_chunker::catalog::{IndexRef, RunRef};
 use bkfs_chunker::pack::PackName;
@@ -263,8 +263,8 @@ impl Root {
     }
 
     fn has_room(&self) -> bool {
-        match Root::encode(self) {
-            Ok(payload) => payload.len() + LEAST_ROOM_BYTES <= ROOT_BYTES_MAX,
+        match self.room() {
+            Ok(room) => room >= LEAST_ROOM_BYTES,
             Err(StateError::TooLarge { .. }) => false,
             // Another error is not of the groups.
             Err(_) => true,

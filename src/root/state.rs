@@ -1,8 +1,8 @@
 //! The contents of the root, the one mutable object of a repository, as plain data.
 //!
-//! Owns the types of the root's payload, their encoding, and the invariants of every root
-//! ([`Root::check`]). [`super::transition`] defines how one root follows another; [`super::handle`]
-//! reads and replaces it. Pure: no I/O, clock or randomness.
+//! Owns the types of the root's payload, and the invariants of every root ([`Root::check`]).
+//! [`super::encoding`] makes bytes of them. [`super::transition`] defines how one root follows
+//! another; [`super::handle`] reads and replaces it. Pure: no I/O, clock or randomness.
 //!
 //! The encoding is CBOR maps with small integer keys. Unknown keys are skipped, so fields may be
 //! added. But a program that replaces a root drops the fields that it does not know. So a field
@@ -13,6 +13,7 @@
 //! only its holder. Each fact is stored once.
 
 use super::chain::{Chain, ChainGap, RootMark};
+use super::form::Form;
 use super::run_group::RunGroup;
 use super::shard::ListRef;
 use super::wire;
@@ -26,10 +27,6 @@ use std::fmt;
 
 /// The key of the root in the bucket.
 pub const ROOT_KEY: &str = "root";
-
-/// The largest payload of a root, in bytes: 64 KiB for the whole object, without its header (128)
-/// and box (28).
-pub const ROOT_BYTES_MAX: usize = 64 * 1024 - 128 - 28;
 
 /// The longest name of a volume or snapshot, in bytes. It equals the longest file name, because
 /// volumes and snapshots appear as directories.
@@ -144,6 +141,9 @@ pub struct Root {
     /// Groups of runs (rule 12). Programs that do not know them lose them, and lose no data.
     #[n(16)]
     pub run_groups: Option<Vec<RunGroup>>,
+    /// The form of its payload, which the header tells.
+    #[cbor(skip)]
+    pub form: Form,
 }
 
 /// The hash of a lock rule.
@@ -351,14 +351,16 @@ pub enum StateError {
     /// The root violates an invariant.
     #[error("the root contradicts itself: {0}")]
     Inconsistent(String),
-    /// The root would be larger than [`ROOT_BYTES_MAX`].
+    /// The root would be larger than its form permits.
     #[error(
-        "the root would need {bytes} bytes, and {ROOT_BYTES_MAX} is the maximum: end unused \
-         sessions, merge lists or remove volumes"
+        "the root would need {bytes} bytes, and {bytes_max} is the maximum: end unused sessions, \
+         merge lists or remove volumes"
     )]
     TooLarge {
         /// The length that it would need, in bytes.
         bytes: usize,
+        /// The largest length, in bytes.
+        bytes_max: usize,
     },
 }
 
@@ -383,6 +385,7 @@ impl Root {
             lock_rules: None,
             recovery_bases: None,
             run_groups: None,
+            form: Form::Small,
         }
     }
 
@@ -403,37 +406,6 @@ impl Root {
         }
         self.generation += 1;
         self.nonce = nonce;
-    }
-
-    /// Returns the payload of the root object.
-    ///
-    /// # Errors
-    /// [`StateError::Inconsistent`] if the root violates an invariant; [`StateError::TooLarge`] if
-    /// the payload is longer than [`ROOT_BYTES_MAX`].
-    pub fn encode(&self) -> Result<Vec<u8>, StateError> {
-        self.check()?;
-        let bytes = minicbor::to_vec(self).expect("writing plain fields to memory cannot fail");
-        if bytes.len() > ROOT_BYTES_MAX {
-            return Err(StateError::TooLarge { bytes: bytes.len() });
-        }
-        Ok(bytes)
-    }
-
-    /// Decodes the bytes that [`Root::encode`] returns.
-    ///
-    /// # Errors
-    /// - [`StateError::TooLarge`] if there are more than [`ROOT_BYTES_MAX`] bytes.
-    /// - [`StateError::Malformed`] if they cannot be decoded.
-    /// - [`StateError::Inconsistent`] if the root violates an invariant.
-    pub fn decode(bytes: &[u8]) -> Result<Self, StateError> {
-        if bytes.len() > ROOT_BYTES_MAX {
-            return Err(StateError::TooLarge { bytes: bytes.len() });
-        }
-        let mut root: Self =
-            minicbor::decode(bytes).map_err(|error| StateError::Malformed(error.to_string()))?;
-        root.check()?;
-        root.drop_unfounded_groups();
-        Ok(root)
     }
 
     /// Returns what identifies this root among all that were ever attempted.

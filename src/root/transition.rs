@@ -7,6 +7,7 @@
 //!
 //! The comments name the steps of the protocol's model (tests/model).
 
+use super::form::Form;
 use super::refusal::Refusal;
 use super::shard::ListRef;
 use super::state::{
@@ -21,12 +22,12 @@ use bkfs_chunker::id::Id;
 /// directory).
 pub const FIRST_FREE_INODE: u64 = 16;
 
-/// The largest number of sessions in a root, so that dead ones cannot fill it.
-pub const SESSIONS_MAX: usize = 64;
-
-/// Places beyond [`SESSIONS_MAX`] for sessions that take a volume from its holder: the holder leaves
-/// the root after that, and in a full root it could not leave otherwise.
+/// Places beyond [`Root::sessions_max`] for sessions that take a volume from its holder: the holder
+/// leaves the root after that, and in a full root it could not leave otherwise.
 pub const TAKING_SESSIONS_MAX: usize = 4;
+
+/// The most bytes that a session and its volume take in the root, without the name of the volume.
+const SESSION_BYTES_MAX: usize = 1024;
 
 /// Places beyond those for sessions that remove dead entries from the root.
 pub const CLEARING_SESSIONS_MAX: usize = 4;
@@ -123,10 +124,10 @@ impl Root {
     /// Registers a new session, which happens before its first upload (step `RegisterCas`, rule 2).
     ///
     /// # Errors
-    /// [`Refusal::SessionTaken`] if the id is registered; [`Refusal::Full`] if [`SESSIONS_MAX`]
-    /// sessions are.
+    /// [`Refusal::SessionTaken`] if the id is registered; [`Refusal::Full`] if
+    /// [`Root::sessions_max`] sessions are.
     pub fn register(&mut self, id: SessionId, holder: HolderInfo) -> Result<(), Refusal> {
-        self.register_within(id, holder, SESSIONS_MAX)
+        self.register_within(id, holder, super::form::Form::Small.sessions_max())
     }
 
     /// Returns how many sessions may be in the root for a session that takes `volume`: more if it
@@ -134,9 +135,14 @@ impl Root {
     pub fn places_to_take(&self, volume: &str) -> usize {
         let holder = self.volumes.get(volume).and_then(|volume| volume.holder);
         match holder.is_some() || !self.ending_sessions(volume).is_empty() {
-            true => SESSIONS_MAX + TAKING_SESSIONS_MAX,
-            false => SESSIONS_MAX,
+            true => self.sessions_max() + TAKING_SESSIONS_MAX,
+            false => self.sessions_max(),
         }
+    }
+
+    /// Returns whether the root is small, or has room for what must be possible in a full one.
+    fn has_room_for_session(&self) -> bool {
+        self.form == Form::Small || self.room().is_ok_and(|room| room >= SESSION_BYTES_MAX)
     }
 
     /// Same as [`Root::register`], if fewer than `places` sessions are registered.
@@ -152,7 +158,7 @@ impl Root {
         if self.sessions.contains_key(&id) {
             return Err(Refusal::SessionTaken(id));
         }
-        if self.sessions.len() >= places {
+        if self.sessions.len() >= places || !self.has_room_for_session() {
             return Err(Refusal::Full { what: "sessions" });
         }
         let session = Session {

@@ -6,9 +6,7 @@
 use super::error::RootError;
 use super::refusal::Refusal;
 use super::snapshots::{SnapshotEntry, SnapshotList};
-use super::state::{
-    ROOT_BYTES_MAX, Root, SessionId, SessionState, StateError, Volume, check_new_name,
-};
+use super::state::{Root, SessionId, SessionState, StateError, Volume, check_new_name};
 use bkfs_chunker::id::Id;
 
 /// The start of the names of scratch clones: volumes that end with the session that holds them.
@@ -138,8 +136,8 @@ impl Root {
             run_groups: None,
             ..self.clone()
         };
-        match without_groups.encode() {
-            Ok(bytes) if bytes.len() + ROOM_AFTER_CLONE <= ROOT_BYTES_MAX => Ok(()),
+        match without_groups.room() {
+            Ok(room) if room >= ROOM_AFTER_CLONE => Ok(()),
             Ok(_) | Err(StateError::TooLarge { .. }) => {
                 Err(Refusal::Full { what: "volumes" }.into())
             }

@@ -1,7 +1,8 @@
 //! The forms that `src/root/` owns: the root, heartbeats, lists and commit records.
 
-use crate::fixed;
+use crate::{fixed, readable};
 use bkfs::root::chain::{Chain, NonceEntry, OlderPart};
+use bkfs::root::form::Form;
 use bkfs::root::heartbeat::Beat;
 use bkfs::root::journal::JournalEntry;
 use bkfs::root::record::{CommitRecord, RecordedSnapshot, Replayed};
@@ -80,6 +81,7 @@ fn root() -> Root {
     };
     Root {
         repository: RepositoryId(*b"golden repositor"),
+        form: Form::Small,
         generation: 1234,
         nonce: [0x5a; 16],
         epoch: 9,
@@ -137,6 +139,16 @@ fn snapshot(tree: Option<Id>) -> SnapshotEntry {
 fn a_root() {
     let frozen = fixed("root.bin", &root().encode().expect("small and consistent"));
     assert_eq!(Root::decode(&frozen).expect("it is a root"), root());
+}
+
+#[test]
+fn a_large_root() {
+    let large = Root {
+        form: Form::Large,
+        ..root()
+    };
+    let frozen = readable("root-large.bin", || large.encode().expect("consistent"));
+    assert_eq!(Root::decode_as(Form::Large, &frozen), Ok(large));
 }
 
 #[test]
@@ -218,6 +230,10 @@ fn a_heartbeat() {
     beat.holder = Some(holder());
     assert_eq!(
         Beat::decode(&fixed("heartbeat-holder.bin", &beat.encode())),
+        Some(beat.clone())
+    );
+    assert_eq!(
+        Beat::decode(&fixed("heartbeat-filled.bin", &beat.payload(true))),
         Some(beat)
     );
 }

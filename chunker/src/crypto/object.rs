@@ -140,6 +140,24 @@ impl Features {
     /// not know epochs must neither use nor remove it.
     pub const EPOCHS: u64 = 1;
 
+    /// Incompatible, of the root: its payload is compressed, and larger than programs without this
+    /// feature read. No program writes it yet.
+    pub const LARGE: u64 = 2;
+
+    /// Whether these are features of a root in the large form.
+    pub fn are_of_large_root(&self) -> bool {
+        self.incompatible & Self::LARGE != 0
+    }
+
+    /// Returns these features for a root in the large form.
+    pub fn of_large_root(self) -> Self {
+        let incompatible = self.incompatible | Self::LARGE;
+        Self {
+            incompatible,
+            ..self
+        }
+    }
+
     /// Whether the root bears witness.
     pub fn bear_witness(&self) -> bool {
         self.read_only & Self::WITNESS != 0

@@ -8,7 +8,7 @@ use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::pack::PackName;
 
 use crate::root::run_group::{Building, IndexName, RunGroup, SLICES_MAX, Slice};
-use crate::root::state::{ROOT_BYTES_MAX, Root};
+use crate::root::state::Root;
 
 /// Index objects of less than this share of [`MergePolicy::least_blobs`] are in no group.
 const ABSORBED_SHARE: u64 = 16;
@@ -131,10 +131,9 @@ impl MergePolicy {
     /// Returns true if the root has room for the group until it is complete: for that time its sources
     /// stand as well.
     fn has_room(&self, root: &Root, building: &Building, covers: usize) -> bool {
-        let taken = root.encode().map_or(usize::MAX, |payload| payload.len());
         let runs = 2 * usize::from(building.slices) * RUN_REF_BYTES;
         let group = GROUP_BYTES + runs + covers * COVERED_BYTES;
-        taken.saturating_add(group + SPARE_BYTES) <= ROOT_BYTES_MAX
+        root.room().is_ok_and(|room| room >= group + SPARE_BYTES)
     }
 
     /// Returns a group that is made of groups of one size.

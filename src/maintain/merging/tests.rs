@@ -4,7 +4,7 @@ use bkfs_chunker::crypto::RepositoryId;
 
 use super::policy::{Avoided, Step};
 use super::*;
-use crate::root::state::ROOT_BYTES_MAX;
+use crate::root::form::SMALL_BYTES_MAX;
 
 mod stepping;
 
@@ -186,7 +186,7 @@ fn a_root_has_room_for_what_is_merged_and_a_merge_ends() {
             panic!("{number} index objects do not fit, and groups have not left");
         }
         work_by(&policy, &mut root);
-        let free = ROOT_BYTES_MAX - root.encode().expect("it fits").len();
+        let free = SMALL_BYTES_MAX - root.encode().expect("it fits").len();
         let runs = root.run_groups().iter().flat_map(|group| &group.runs);
         let records: u64 = runs.map(|run| run.records).sum();
         covered = covered.max(records);

@@ -10,9 +10,10 @@ use proptest::prelude::*;
 
 use crate::maintain::rebuild::{self, Left, Record, Remains, Taken};
 use crate::retain::{Policy, plan};
+use crate::root::form::SMALL_BYTES_MAX;
 use crate::root::record::{CommitRecord, RecordedSnapshot, Replayed};
 use crate::root::snapshots::{SnapshotEntry, SnapshotList};
-use crate::root::state::{ROOT_BYTES_MAX, Root, SessionId};
+use crate::root::state::{Root, SessionId};
 
 fn id(sequence: u64) -> Id {
     Id([sequence as u8; 32])
@@ -253,7 +254,7 @@ fn removed_volumes_leave_room_in_a_rebuilt_root() {
     // This one is older, and was not removed.
     records.push(record(1));
     let root = rebuilt(&records);
-    assert!(root.encode().expect("it can be written").len() <= ROOT_BYTES_MAX / 2);
+    assert!(root.encode().expect("it can be written").len() <= SMALL_BYTES_MAX / 2);
     assert!(root.volumes.contains_key("main") && root.volumes.len() > 100);
     assert!(root.volumes.contains_key("clone-of-last-night-1999"));
     assert!(!root.volumes.contains_key("clone-of-last-night-0"));

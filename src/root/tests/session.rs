@@ -2,6 +2,7 @@
 
 use super::support::*;
 use crate::root::error::{ErrorKind, RootError};
+use crate::root::form::SMALL_SESSIONS_MAX;
 use crate::root::handle::Transition;
 use crate::root::heartbeat::{Beat, DEAD_AFTER, HEARTBEAT_INTERVAL, Standing, read_beat};
 use crate::root::holder::{ProcessState, Processes, SystemProcesses};
@@ -10,7 +11,7 @@ use crate::root::refusal::Refusal;
 use crate::root::request::VolumeRequest;
 use crate::root::session::OpenSession;
 use crate::root::state::{HolderInfo, Root, SessionId};
-use crate::root::transition::{SESSIONS_MAX, TAKING_SESSIONS_MAX};
+use crate::root::transition::TAKING_SESSIONS_MAX;
 use bkfs_store::{Store, StoreErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -313,11 +314,11 @@ async fn commands_of_an_earlier_boot_are_cleared_away() {
         ..holder("a")
     };
     let running = Table(ProcessState::Running { start_ticks: 0 });
-    for _ in 0..SESSIONS_MAX {
+    for _ in 0..SMALL_SESSIONS_MAX {
         let crashed = OpenSession::open(&handle, of_boot("1"), None, &running).await;
         crashed.expect("room, and the same boot");
     }
-    assert_eq!(handle.current().root.sessions.len(), SESSIONS_MAX);
+    assert_eq!(handle.current().root.sessions.len(), SMALL_SESSIONS_MAX);
     enter(&store, 2, of_boot("2"), false, &running)
         .await
         .expect("free");
@@ -332,7 +333,7 @@ const FULL: ErrorKind = ErrorKind::Refused;
 async fn in_a_full_root_a_dead_session_can_be_ended() {
     let store = memory().await;
     let handle = process(store.clone(), 1).await;
-    for number in 0..SESSIONS_MAX {
+    for number in 0..SMALL_SESSIONS_MAX {
         let host = holder(&format!("lost-{number}"));
         let session = OpenSession::open(&handle, host, None, &SystemProcesses).await;
         drop(session.expect("room"));
@@ -344,7 +345,7 @@ async fn in_a_full_root_a_dead_session_can_be_ended() {
     let by = OpenSession::open_in_place_of(&handle, here(), dead, &SystemProcesses).await;
     by.expect("its place").end().await.expect("live");
     let root = &handle.refresh().await.expect("there").root;
-    assert_eq!(root.sessions.len(), SESSIONS_MAX - 1);
+    assert_eq!(root.sessions.len(), SMALL_SESSIONS_MAX - 1);
     assert!(!root.sessions.contains_key(&dead));
 }
 
@@ -358,7 +359,7 @@ async fn in_a_full_root_a_volume_can_be_taken_over() {
         steal,
         accept_loss: false,
     };
-    for number in 0..SESSIONS_MAX {
+    for number in 0..SMALL_SESSIONS_MAX {
         let (host, volume) = (holder(&format!("lost-{number}")), format!("v{number}"));
         let volume = Some(request(volume, false));
         let session = OpenSession::open(&handle, host, volume, &SystemProcesses).await;
@@ -374,7 +375,7 @@ async fn in_a_full_root_a_volume_can_be_taken_over() {
     let taken = OpenSession::open(&handle, here(), volume, &SystemProcesses).await;
     taken.expect("taken over").end().await.expect("live");
     let root = &handle.refresh().await.expect("there").root;
-    assert_eq!(root.sessions.len(), SESSIONS_MAX - 1);
+    assert_eq!(root.sessions.len(), SMALL_SESSIONS_MAX - 1);
     assert!(root.volumes["v7"].holder.is_none());
 }
 
@@ -409,7 +410,7 @@ async fn an_overfull_root_can_be_cleared() {
     let store = memory().await;
     let handle = process(store.clone(), 1).await;
     let here = || holder("here");
-    for count in [SESSIONS_MAX + TAKING_SESSIONS_MAX, 80] {
+    for count in [SMALL_SESSIONS_MAX + TAKING_SESSIONS_MAX, 80] {
         handle.update(&mut Crowd(count)).await.expect("filled");
         let full = OpenSession::open(&handle, here(), None, &SystemProcesses).await;
         assert_eq!(full.expect_err("full").kind(), FULL);

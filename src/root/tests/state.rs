@@ -2,6 +2,7 @@
 
 use super::support::*;
 use crate::root::chain::Chain;
+use crate::root::form::{Form, SMALL_BYTES_MAX, SMALL_SESSIONS_MAX};
 use crate::root::journal::JournalEntry;
 use crate::root::record::{CommitRecord, RecordedSnapshot, Replayed};
 use crate::root::refusal::Refusal;
@@ -190,10 +191,13 @@ fn history(steps: &[Step]) -> Root {
 
 proptest! {
     #[test]
-    fn roots_are_read_back(steps in proptest::collection::vec(step(), 0..60)) {
-        let root = history(&steps);
+    fn roots_are_read_back(
+        steps in proptest::collection::vec(step(), 0..60),
+        form in prop_oneof![Just(Form::Small), Just(Form::Large)]
+    ) {
+        let root = Root { form, ..history(&steps) };
         let bytes = root.encode().expect("small and consistent");
-        prop_assert_eq!(Root::decode(&bytes).expect("decodes"), root);
+        prop_assert_eq!(Root::decode_as(form, &bytes).expect("decodes"), root);
     }
 
     #[test]
@@ -205,6 +209,7 @@ proptest! {
         cut: usize
     ) {
         let _ = Root::decode(&bytes);
+        let _ = Root::decode_as(Form::Large, &bytes);
         let mut damaged = history(&steps).encode().expect("small and consistent");
         let at = at % damaged.len();
         damaged[at] = value;
@@ -373,11 +378,11 @@ fn a_root_has_its_largest_size() {
     let mut root = claimed();
     let fits = |root: &Root| match root.encode() {
         Ok(bytes) => {
-            assert!(bytes.len() <= ROOT_BYTES_MAX);
+            assert!(bytes.len() <= SMALL_BYTES_MAX);
             true
         }
-        Err(StateError::TooLarge { bytes }) => {
-            assert!(bytes > ROOT_BYTES_MAX);
+        Err(StateError::TooLarge { bytes, .. }) => {
+            assert!(bytes > SMALL_BYTES_MAX);
             false
         }
         Err(error) => panic!("{error}"),
@@ -389,7 +394,7 @@ fn a_root_has_its_largest_size() {
     }
     assert!(count > 1000);
     assert!(matches!(
-        Root::decode(&vec![0; ROOT_BYTES_MAX + 1]),
+        Root::decode(&vec![0; SMALL_BYTES_MAX + 1]),
         Err(StateError::TooLarge { .. })
     ));
 }
@@ -398,7 +403,7 @@ fn a_root_has_its_largest_size() {
 fn a_full_complement_of_sessions_fits() {
     let mut root = Root::new(RepositoryId([7; 16]), [1; 16]);
     let long = || "ü".repeat(400);
-    let places = SESSIONS_MAX + TAKING_SESSIONS_MAX + CLEARING_SESSIONS_MAX;
+    let places = SMALL_SESSIONS_MAX + TAKING_SESSIONS_MAX + CLEARING_SESSIONS_MAX;
     for number in 0..places as u64 {
         let holder = HolderInfo {
             host: long(),

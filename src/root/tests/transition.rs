@@ -2,6 +2,7 @@
 
 use super::support::*;
 use crate::root::error::RootError;
+use crate::root::form::SMALL_SESSIONS_MAX;
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::holder::SystemProcesses;
 use crate::root::refusal::Refusal;
@@ -95,14 +96,14 @@ fn ended_sessions_of_other_volumes_stay() {
 #[test]
 fn a_volume_with_ended_sessions_has_a_place_in_a_full_root() {
     let mut root = root_of(&[(1, "main"), (2, "other")]);
-    assert_eq!(root.places_to_take("new"), SESSIONS_MAX);
+    assert_eq!(root.places_to_take("new"), SMALL_SESSIONS_MAX);
     root.register(SessionId(3), holder("b")).expect("new");
     root.claim(SessionId(3), "main", Claim::Steal)
         .expect("stolen");
-    assert!(root.places_to_take("main") > SESSIONS_MAX);
+    assert!(root.places_to_take("main") > SMALL_SESSIONS_MAX);
     root.end(SessionId(3)).expect("live");
     assert!(root.volumes["main"].holder.is_none());
-    assert!(root.places_to_take("main") > SESSIONS_MAX);
+    assert!(root.places_to_take("main") > SMALL_SESSIONS_MAX);
 }
 
 #[test]

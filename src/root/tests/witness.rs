@@ -5,6 +5,7 @@ use crate::maintain::orphans::list_refs;
 use crate::root::chain::{Chain, Descent, OWN_LEAST, OWN_MAX, RootMark};
 use crate::root::commit::RootCommitter;
 use crate::root::error::{ErrorKind, RootError};
+use crate::root::form::SMALL_BYTES_MAX;
 use crate::root::handle::{RootHandle, RootParts, Transition};
 use crate::root::holder::SystemProcesses;
 use crate::root::lists::Lists;
@@ -12,7 +13,7 @@ use crate::root::memory::{GenerationMemory, VolatileMemory};
 use crate::root::request::VolumeRequest;
 use crate::root::session::OpenSession;
 use crate::root::shard::ListRef;
-use crate::root::state::{HolderInfo, ROOT_BYTES_MAX, Root, SessionId};
+use crate::root::state::{HolderInfo, Root, SessionId};
 use crate::root::view::RootView;
 use async_trait::async_trait;
 use bkfs_chunker::crypto::{Class, Features};
@@ -190,7 +191,7 @@ impl Transition for Crowd {
         Some(self.0)
     }
     async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-        while next.encode()?.len() + 4096 < ROOT_BYTES_MAX {
+        while next.encode()?.len() + 4096 < SMALL_BYTES_MAX {
             let sequence = next.quarantine.len() as u32;
             let name = PackName {
                 session: 1,
@@ -223,7 +224,7 @@ async fn a_chain_leaves_room_in_a_crowded_root() {
     for _ in 0..600 {
         touch(&handle, &session).await;
     }
-    assert!(handle.current().root.encode().expect("it fits").len() <= ROOT_BYTES_MAX);
+    assert!(handle.current().root.encode().expect("it fits").len() <= SMALL_BYTES_MAX);
     assert!(matches!(chain(&handle).descent(first), Descent::In(..)));
 }
 

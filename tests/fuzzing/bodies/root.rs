@@ -6,15 +6,17 @@ use bkfs::extents::MAX_FILE_BYTES;
 use bkfs::fault;
 use bkfs::root::chain::NonceEntry;
 use bkfs::root::chain::RootMark;
+use bkfs::root::form::{DECODED_BYTES_MAX, Form, SMALL_BYTES_MAX};
 use bkfs::root::heartbeat::Beat;
 use bkfs::root::journal::JournalEntry;
 use bkfs::root::padding;
 use bkfs::root::record::CommitRecord;
 use bkfs::root::shard::{ListEntry, decode_shard, encode_shard};
 use bkfs::root::snapshots::{PackEntry, QuarantineEntry, SnapshotEntry, TrashEntry};
-use bkfs::root::state::{COUNTER_MAX, NAME_BYTES_MAX, ROOT_BYTES_MAX, Root};
+use bkfs::root::state::{COUNTER_MAX, NAME_BYTES_MAX, Root};
 use bkfs::tree::ItemKind;
 use bkfs::volume::operations::{Content, Operations};
+use bkfs_chunker::codec::{Effort, Encoder};
 use bkfs_chunker::crypto::{BOX_OVERHEAD, Class, HEADER_LEN};
 use std::fmt::Debug;
 
@@ -24,17 +26,21 @@ const CBOR_FACTOR: usize = 96;
 
 /// A root. Its successor keeps the invariants of every root.
 pub fn root(input: &[u8]) {
-    let payload = match input.len() <= ROOT_BYTES_MAX {
+    let payload = match input.len() <= SMALL_BYTES_MAX {
         true => through_a_seal(Class::Root, input),
         false => input.to_vec(),
     };
+    let _ = bounded(CBOR_FACTOR, DECODED_BYTES_MAX, || {
+        Root::decode_as(Form::Large, &payload)
+    });
     let Ok(root) = bounded(CBOR_FACTOR, input.len(), || Root::decode(&payload)) else {
         return;
     };
-    assert!(input.len() <= ROOT_BYTES_MAX);
+    assert!(input.len() <= SMALL_BYTES_MAX);
     assert!(root.volumes.keys().all(|name| name.len() <= NAME_BYTES_MAX));
     let encoded = root.encode().expect("what was decoded can be encoded");
     assert_eq!(Root::decode(&encoded).as_ref(), Ok(&root));
+    large(&root, &encoded);
     for volume in root.volumes.keys() {
         for session in root.ending_sessions(volume) {
             assert!(root.sessions.contains_key(&session));
@@ -57,6 +63,21 @@ pub fn root(input: &[u8]) {
         assert_eq!(next.check(), Ok(()), "the root has no successor");
     }
     assert!(next.generation > root.generation);
+}
+
+/// The same root in the large form, and what a large one makes of bytes that were not compressed.
+fn large(root: &Root, cbor: &[u8]) {
+    let root = Root {
+        form: Form::Large,
+        ..root.clone()
+    };
+    let encoded = root.encode().expect("what is small fits in a large root");
+    let mut coded = Vec::new();
+    Encoder::new().encode(cbor, Effort::None, &mut coded);
+    for payload in [encoded, coded] {
+        let decoded = Root::decode_as(Form::Large, &payload);
+        assert_eq!(decoded.as_ref(), Ok(&root));
+    }
 }
 
 /// The shard of a list. Every kind of list sees it.

@@ -51,6 +51,7 @@ for step in \
   "live|oltp_read_only, after hydration|bkfs, scratch" "live|pgbench|bkfs, fsync=local" \
   "live|16 KiB at random, each synced|bkfs, fsync=local" \
   "first-row|MariaDB, smaller|local disk" \
+  "first-row|MariaDB, smaller|bkfs, scratch, without a trace" \
   "first-row|PostgreSQL, eight times that|bkfs, scratch, with a trace"; do
   IFS='|' read -r suite name system <<<"$step"
   case_of "$suite: $name by $system is verified" measured "$suite" "$name" "$system"
@@ -85,7 +86,8 @@ for measure in \
   "20 GiB/s ÷ the rate" "10 GiB/s ÷ the rate" \
   "oltp_read_write without durability" "oltp_read_write: a clone" \
   "oltp_read_only, a pool of an eighth" "oltp_read_only, a pool of all" \
-  "first row of MariaDB on a clone" "first row of PostgreSQL on a clone" \
+  "first row of MariaDB on a clone with" "first row of PostgreSQL on a clone with" \
+  "first row of MariaDB on a clone: one" "first row of PostgreSQL on a clone: one" \
   "first row of MariaDB:" "first row of PostgreSQL:"; do
   case_of "there is a figure: $measure" judged "$measure"
 done

@@ -4,30 +4,31 @@
 //! (G. M. Amdahl, "Validity of the single processor approach to achieving large scale computing
 //! capabilities", 1967).
 
-use std::fmt::Write;
 use std::path::Path;
 
+use super::stream::same_stream;
 use crate::Outcome;
 use crate::context::Context;
 use crate::data::{self, Texture};
 use crate::disk::{remove, text};
-use crate::measure::{self, median, verified};
+use crate::measure::{self, Run, median, verified};
 use crate::targets::cores::{rate, serial_part};
 use crate::threads::{self, Times};
-use crate::verify::same_bytes;
 
 const SUITE: &str = "cores";
 
 /// The thread that reads the file. There is one, whatever the number of cores.
 const READING: &str = "bkfs-read";
 
-/// The thread that opens the repository and derives the key. Its time does not grow with the file.
+/// The thread that opens the repository and derives the key, which takes as long for an empty file,
+/// and then hands blocks on. There is one as well.
 const MAIN: &str = "bkfs";
 
 /// Stores files of both kinds with each number of cores.
 pub(super) fn run(context: &mut Context) -> Outcome<()> {
     let length = context.size.choose(24 << 20, 512 << 20, 4 << 30);
     let allowed = threads::allowed_cores()?;
+    let opening_s = opening_s(context, &allowed[..1])?;
     for (name, texture) in [("noise", Texture::Noise), ("pages", Texture::Pages)] {
         let source = context.work.join(format!("cores-{name}"));
         data::stream(&source, texture, length, 11)?;
@@ -40,15 +41,35 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
             for _ in 0..context.repeat {
                 seen.push(put(context, name, &source, cores)?);
             }
-            note(context, name, length, count, &seen);
+            note(context, name, (length, opening_s), count, &seen);
         }
         remove(&source)?;
     }
     Ok(())
 }
 
-/// Stores the file, cold, into a bucket in memory. Returns the times by kind of thread.
+/// Returns what the main thread takes for an empty file, in processor seconds.
+fn opening_s(context: &mut Context, cores: &[usize]) -> Outcome<f64> {
+    let source = context.work.join("cores-empty");
+    std::fs::File::create(&source)?;
+    let mut seen = Vec::new();
+    for _ in 0..context.repeat {
+        let (_, times) = stored(context, &source, cores)?;
+        seen.extend(times.get(MAIN));
+    }
+    remove(&source)?;
+    median(seen).ok_or_else(|| "a put has no main thread".into())
+}
+
+/// Stores the file. Returns the times by kind of thread.
 fn put(context: &mut Context, name: &str, source: &Path, cores: &[usize]) -> Outcome<Times> {
+    let (run, times) = stored(context, source, cores)?;
+    context.note(SUITE, &step(name, cores.len()), "bkfs put", verified(run));
+    Ok(times)
+}
+
+/// Stores the file, cold, into a bucket in memory, and compares what is there.
+fn stored(context: &Context, source: &Path, cores: &[usize]) -> Outcome<(Run, Times)> {
     let memory = tempfile::Builder::new()
         .prefix("bkfs-bench.")
         .tempdir_in("/dev/shm")?;
@@ -56,28 +77,16 @@ fn put(context: &mut Context, name: &str, source: &Path, cores: &[usize]) -> Out
     let program = context.program.clone();
     program.init(&url)?;
     measure::drop_caches()?;
-    let mut list = String::new();
-    for core in cores {
-        let comma = if list.is_empty() { "" } else { "," };
-        write!(list, "{comma}{core}")?;
-    }
+    let cores_list = cores.iter().map(usize::to_string).collect::<Vec<_>>();
     let line = format!(
-        "exec taskset -c {list} \"$BKFS\" put {url} stream {}",
+        "exec taskset -c {} \"$BKFS\" put {url} stream {}",
+        cores_list.join(","),
         text(source)
     );
     let (mut run, times) = threads::command(&mut program.shell(&line))?;
     run.stored_bytes = Some(measure::stored_bytes(memory.path()));
-    let target = context.work.join("restored");
-    remove(&target)?;
-    measure::command(
-        program
-            .command(&["restore", "-q", "--volume", "streams", &url, "latest"])
-            .arg(&target),
-    )?;
-    same_bytes(source, &target.join("stream"))?;
-    remove(&target)?;
-    context.note(SUITE, &step(name, cores.len()), "bkfs put", verified(run));
-    Ok(times)
+    same_stream(context, &url, source)?;
+    Ok((run, times))
 }
 
 fn step(name: &str, cores: usize) -> String {
@@ -89,7 +98,13 @@ fn step(name: &str, cores: usize) -> String {
 }
 
 /// Notes the medians by kind of thread and, for one core, what follows from them.
-fn note(context: &mut Context, name: &str, length: u64, cores: usize, seen: &[Times]) {
+fn note(
+    context: &mut Context,
+    name: &str,
+    (length, opening_s): (u64, f64),
+    cores: usize,
+    seen: &[Times],
+) {
     let of = |belongs: &dyn Fn(&str) -> bool| {
         let sums = seen.iter().map(|times| {
             let kinds = times.iter().filter(|(kind, _)| belongs(kind));
@@ -104,7 +119,9 @@ fn note(context: &mut Context, name: &str, length: u64, cores: usize, seen: &[Ti
         figures.push((what, of(&|other| other == kind)));
     }
     if cores == 1 {
-        let (alone, all) = (of(&|kind| kind == READING), of(&|kind| kind != MAIN));
+        let main = (of(&|kind| kind == MAIN) - opening_s).max(0.0);
+        let alone = of(&|kind| kind == READING) + main;
+        let all = of(&|kind| kind != MAIN) + main;
         figures.push((serial_part(name), alone / all));
         let gib = length as f64 / f64::from(1 << 30);
         for many in [16, 48] {

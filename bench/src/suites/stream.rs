@@ -148,17 +148,19 @@ fn put(context: &mut Context, name: &str, system: &str, source: &Path) -> Outcom
         _ => measure::command(program.command(&["put", &url, "stream"]).arg(source))?,
     };
     run.stored_bytes = Some(measure::stored_bytes(&bucket));
-    let target = context.work.join("restored");
-    remove(&target)?;
-    measure::command(
-        program
-            .command(&["restore", "-q", "--volume", "streams", &url, "latest"])
-            .arg(&target),
-    )?;
-    same_bytes(source, &target.join("stream"))?;
-    remove(&target)?;
+    same_stream(context, &url, source)?;
     context.note(SUITE, name, system, verified(run));
     remove(&bucket)
+}
+
+/// Restores a stream that `bkfs put` has stored under the name `stream`, and compares it.
+pub(super) fn same_stream(context: &Context, url: &str, source: &Path) -> Outcome<()> {
+    let target = context.work.join("restored");
+    remove(&target)?;
+    let restore = ["restore", "-q", "--volume", "streams", url, "latest"];
+    measure::command(context.program.command(&restore).arg(&target))?;
+    same_bytes(source, &target.join("stream"))?;
+    remove(&target)
 }
 
 fn rclone(context: &mut Context, name: &str, source: &Path) {

@@ -38,8 +38,8 @@ pub(super) fn of_cores(report: &Report) -> Vec<Verdict> {
     ]
 }
 
-/// Name of a figure: the time of the thread that reads, divided by that of all threads without the
-/// opening, on one core.
+/// Name of a figure: the time of the thread that reads and of the one that hands blocks on, divided
+/// by that of all threads, on one core and without the opening.
 pub(crate) fn serial_part(content: &str) -> String {
     format!("cores: {content}, part of one core's time that only one thread can do")
 }

@@ -101,14 +101,14 @@ pub(crate) fn run(context: &mut Context) -> Outcome<()> {
     Ok(())
 }
 
-fn of_size(context: &mut Context, size: &str, rows: u64) -> Outcome<()> {
+fn of_size(context: &mut Context, size: &str, count: u64) -> Outcome<()> {
     let at_rest = context.fresh("at-rest")?;
     let running = context.fresh("running")?;
-    mariadb::make_rows(&at_rest, &running, rows)?;
+    mariadb::make_rows(&at_rest, &running, count)?;
     let mut kinds = vec![Kind::MariaDb];
     match postgres::programs() {
         Some(_) => {
-            postgres::make_rows(&at_rest, rows)?;
+            postgres::make_rows(&at_rest, count)?;
             kinds.push(Kind::Postgres);
         }
         None => context.absent("postgres", "there is none below /usr/lib/postgresql"),
@@ -119,13 +119,13 @@ fn of_size(context: &mut Context, size: &str, rows: u64) -> Outcome<()> {
     let store = Store::fill(context, &server, proxy.address, &at_rest)?;
     // The snapshot is made, so servers may change what it was made of.
     for kind in kinds {
-        let from = From {
+        let rows = Rows {
             store: &store,
             at_rest: &at_rest,
             running: &running,
-            id: rows / 2,
+            id: count / 2,
         };
-        from.rows(context, kind, &kind.step(size))?;
+        rows.read(context, kind, &kind.step(size))?;
     }
     drop(server);
     remove(&data)?;
@@ -133,7 +133,7 @@ fn of_size(context: &mut Context, size: &str, rows: u64) -> Outcome<()> {
 }
 
 /// Where a row is read from.
-struct From<'a> {
+struct Rows<'a> {
     store: &'a Store,
     at_rest: &'a Path,
     running: &'a Path,
@@ -141,9 +141,9 @@ struct From<'a> {
     id: u64,
 }
 
-impl From<'_> {
+impl Rows<'_> {
     /// Reads the row in each system, and records the trace on the way.
-    fn rows(&self, context: &mut Context, kind: Kind, step: &str) -> Outcome<()> {
+    fn read(&self, context: &mut Context, kind: Kind, step: &str) -> Outcome<()> {
         let trace = kind.trace();
         for number in 0..context.repeat {
             drop_caches()?;

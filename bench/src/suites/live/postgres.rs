@@ -57,7 +57,9 @@ pub(super) fn make_rows(directory: &Path, rows: u64) -> Outcome<()> {
     ))?;
     server.ask("ALTER TABLE orders ADD PRIMARY KEY (id)")?;
     server.ask("VACUUM FREEZE")?;
-    server.stop()
+    server.stop()?;
+    // The first start with other settings writes them down, which a clone would do each time.
+    Server::start(&data, "-c fsync=on")?.stop()
 }
 
 /// Starts a server on such data, and reads a row.

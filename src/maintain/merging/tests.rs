@@ -4,6 +4,7 @@ use bkfs_chunker::crypto::RepositoryId;
 
 use super::policy::{Avoided, Step};
 use super::*;
+use crate::root::Volume;
 use crate::root::form::SMALL_BYTES_MAX;
 
 mod stepping;
@@ -197,6 +198,21 @@ fn a_root_has_room_for_what_is_merged_and_a_merge_ends() {
     assert!(covered > 600_000_000, "{covered} records");
     let largest = policy.slices(1_000_000_000);
     assert_eq!(largest, 64, "runs of 16 million records");
+}
+
+#[test]
+fn nothing_is_merged_in_a_root_without_room() {
+    let mut root = root(&[60, 70, 80]);
+    assert!(POLICY.next(&root, &Avoided::default()).is_some());
+    // Not even for what sessions do meanwhile.
+    for number in 0.. {
+        if root.room().expect("it fits") < 16 << 10 {
+            break;
+        }
+        root.volumes
+            .insert(format!("{number:0250}"), Volume::default());
+    }
+    assert!(POLICY.next(&root, &Avoided::default()).is_none());
 }
 
 #[test]

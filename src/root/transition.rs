@@ -127,7 +127,7 @@ impl Root {
     /// [`Refusal::SessionTaken`] if the id is registered; [`Refusal::Full`] if
     /// [`Root::sessions_max`] sessions are.
     pub fn register(&mut self, id: SessionId, holder: HolderInfo) -> Result<(), Refusal> {
-        self.register_within(id, holder, super::form::Form::Small.sessions_max())
+        self.register_within(id, holder, self.sessions_max())
     }
 
     /// Returns how many sessions may be in the root for a session that takes `volume`: more if it
@@ -158,7 +158,9 @@ impl Root {
         if self.sessions.contains_key(&id) {
             return Err(Refusal::SessionTaken(id));
         }
-        if self.sessions.len() >= places || !self.has_room_for_session() {
+        // Those that replace or remove others may take what is spared.
+        let may_wait = places <= self.sessions_max();
+        if self.sessions.len() >= places || may_wait && !self.has_room_for_session() {
             return Err(Refusal::Full { what: "sessions" });
         }
         let session = Session {

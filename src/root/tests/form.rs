@@ -3,7 +3,7 @@
 use super::support::*;
 use crate::root::chain::Chain;
 use crate::root::form::{DECODED_BYTES_MAX, Form, LARGE_BYTES_MAX};
-use crate::root::form::{LARGE_SESSIONS_MAX, SMALL_BYTES_MAX};
+use crate::root::form::{LARGE_SESSIONS_MAX, SMALL_BYTES_MAX, SMALL_SESSIONS_MAX};
 use crate::root::refusal::Refusal;
 use crate::root::state::{
     HolderInfo, Root, Session, SessionId, SessionState, SpoolId, StateError, Volume,
@@ -90,6 +90,14 @@ fn four_thousand_hosts_and_six_thousand_more_volumes_fit() {
     assert_eq!(refusal, Err(Refusal::Full { what: "sessions" }));
 }
 
+#[test]
+fn a_large_root_takes_more_sessions_than_a_small_one() {
+    let mut root = large(SMALL_SESSIONS_MAX as u64, 0);
+    root.register(SessionId(1), holder("one more"))
+        .expect("it has a place");
+    assert!(root.places_to_take("new") > SMALL_SESSIONS_MAX);
+}
+
 /// What is full takes no more sessions, and those that it has can end.
 #[test]
 fn a_full_root_has_spare_room() {
@@ -110,6 +118,14 @@ fn a_full_root_has_spare_room() {
     );
     let refusal = root.register(SessionId(1), holder("one too many"));
     assert_eq!(refusal, Err(Refusal::Full { what: "sessions" }));
+    root.register_within(
+        SessionId(2),
+        holder("one that clears"),
+        LARGE_SESSIONS_MAX + 1,
+    )
+    .expect("it has a place");
+    root.encode().expect("it fits");
+    root.end(SessionId(2)).expect("it is live");
     let session = *root.sessions.keys().next().expect("eight");
     root.end(session).expect("it is live");
     root.encode().expect("it fits");

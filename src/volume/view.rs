@@ -321,8 +321,7 @@ impl View {
         inode: u64,
         range: Range<u64>,
     ) -> Result<Vec<Bytes>, VolumeError> {
-        let mut plan = self.plan(scope, inode, range).await?;
-        let stored = self.content_store().read(&plan.pieces).await?;
+        let (mut plan, stored) = self.stored(scope, inode, range).await?;
         let swapped = plan.read_back().await?;
         Ok(plan.assemble(stored, swapped))
     }
@@ -337,10 +336,21 @@ impl View {
         inode: u64,
         range: Range<u64>,
     ) -> Result<Vec<Bytes>, VolumeError> {
-        let mut plan = self.plan(scope, inode, range).await?;
-        let stored = self.content_store().read(&plan.pieces).await?;
+        let (mut plan, stored) = self.stored(scope, inode, range).await?;
         let swapped = plan.read_back_in_time().await?;
         Ok(plan.assemble(stored, swapped))
+    }
+
+    /// Returns what makes up the bytes of a range, and those that the store has.
+    async fn stored(
+        &self,
+        scope: Scope,
+        inode: u64,
+        range: Range<u64>,
+    ) -> Result<(ReadPlan, Vec<Vec<Bytes>>), VolumeError> {
+        let plan = self.plan(scope, inode, range).await?;
+        let stored = self.content_store().read(&plan.pieces).await?;
+        Ok((plan, stored))
     }
 
     /// Returns the bytes of several files, each with its range, as [`View::read`] does, with one

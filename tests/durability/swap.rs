@@ -90,6 +90,8 @@ impl Scratch {
         } = self;
         drop(volume);
         mount.0.finish().await.expect("ended");
+        // What was just on its way to the disk or back ends there, and a tick lasts until then.
+        tokio::time::sleep(seconds(1)).await;
         assert_eq!(swap.used_bytes(), 0);
         assert!(!root(world).await.volumes.contains_key("scratch~1"));
         require_whole(world).await;

@@ -12,28 +12,26 @@ impl Root {
     ///
     /// # Errors
     /// [`StateError::Inconsistent`] if the root violates an invariant; [`StateError::TooLarge`] if
-    /// it could not be decoded again.
+    /// it has more than [`Root::bytes_max`] in CBOR.
     pub fn encode(&self) -> Result<Vec<u8>, StateError> {
-        Ok(self.measured()?.0)
+        let (cbor, _) = self.measured()?;
+        Ok(self.form.payload(cbor))
     }
 
-    /// Returns by how many bytes the root may grow by what can wait.
+    /// Returns by how many bytes of CBOR the root may still grow.
     ///
     /// # Errors
     /// Those of [`Root::encode`].
     pub fn room(&self) -> Result<usize, StateError> {
         let (_, room) = self.measured()?;
-        Ok(room.saturating_sub(self.form.spare_bytes()))
+        Ok(room)
     }
 
-    /// Returns the payload, and by how many bytes it may still grow.
     fn measured(&self) -> Result<(Vec<u8>, usize), StateError> {
         self.check()?;
         let cbor = minicbor::to_vec(self).expect("writing plain fields to memory cannot fail");
-        let decoded_room = room_of(cbor.len(), self.form.decoded_bytes_max())?;
-        let payload = self.form.payload(cbor);
-        let room = room_of(payload.len(), self.form.bytes_max())?;
-        Ok((payload, room.min(decoded_room)))
+        let room = room_of(cbor.len(), self.bytes_max())?;
+        Ok((cbor, room))
     }
 
     /// Decodes the payload of a small root.
@@ -47,12 +45,12 @@ impl Root {
     /// Decodes the payload that [`Root::encode`] returns for a root of this form.
     ///
     /// # Errors
-    /// - [`StateError::TooLarge`] if it is longer than [`Form::bytes_max`].
+    /// - [`StateError::TooLarge`] if it has more than [`Form::bytes_max`] in CBOR.
     /// - [`StateError::Malformed`] if it cannot be decoded.
     /// - [`StateError::Inconsistent`] if the root violates an invariant.
     pub fn decode_as(form: Form, payload: &[u8]) -> Result<Self, StateError> {
-        room_of(payload.len(), form.bytes_max())?;
         let cbor = form.cbor(payload).map_err(StateError::Malformed)?;
+        room_of(cbor.len(), form.bytes_max())?;
         let mut root: Self =
             minicbor::decode(&cbor).map_err(|error| StateError::Malformed(error.to_string()))?;
         root.form = form;
@@ -61,7 +59,7 @@ impl Root {
         Ok(root)
     }
 
-    /// Returns the largest payload that this root may have, in bytes.
+    /// Returns the most CBOR that this root may have, in bytes.
     pub fn bytes_max(&self) -> usize {
         self.form.bytes_max()
     }

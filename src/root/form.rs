@@ -7,25 +7,17 @@ use bkfs_chunker::coded;
 use bkfs_chunker::crypto::{BOX_OVERHEAD, Features, HEADER_LEN};
 use std::borrow::Cow;
 
-/// The largest payload of a small root, in bytes: 64 KiB for the whole object.
+/// The most CBOR of a small root, in bytes: 64 KiB for the whole object.
 pub const SMALL_BYTES_MAX: usize = 64 * 1024 - HEADER_LEN - BOX_OVERHEAD;
 
-/// The largest payload of a large root, in bytes, compressed: 2 MiB for the whole object. 4,096
-/// sessions and 10,000 volumes take 1.4 MiB of it.
-pub const LARGE_BYTES_MAX: usize = 2 * 1024 * 1024 - HEADER_LEN - BOX_OVERHEAD;
+/// The most CBOR of a large root, in bytes. 4,096 sessions and 10,000 volumes take 1.9 MB of it.
+pub const LARGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// The largest number of sessions in a small root.
 pub const SMALL_SESSIONS_MAX: usize = 64;
 
 /// The largest number of sessions in a large root.
 pub const LARGE_SESSIONS_MAX: usize = 4096;
-
-/// The most bytes that the payload of a large root decodes to.
-pub const DECODED_BYTES_MAX: usize = 8 * 1024 * 1024;
-
-/// Bytes of a large root that only changes take which must be possible in a full one. Of two roots
-/// the one that has less may compress to some kilobytes more.
-const SPARE_BYTES: usize = 16 * 1024;
 
 /// The form of a root's payload.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
@@ -47,7 +39,8 @@ impl Form {
         }
     }
 
-    /// Returns the largest payload, in bytes.
+    /// Returns the most CBOR, in bytes. What it is compressed to does not count: less may compress
+    /// to more, and a change that takes something away must always fit.
     pub fn bytes_max(self) -> usize {
         match self {
             Self::Small => SMALL_BYTES_MAX,
@@ -63,10 +56,12 @@ impl Form {
         }
     }
 
+    /// Returns these features of a root's header with what tells this form.
+    pub(crate) fn stated_in(self, features: Features) -> Features {
+        features.with_large_root(self == Self::Large)
+    }
+
     /// Returns the payload for a root in CBOR.
-    ///
-    /// # Panics
-    /// If `cbor` has 4 GiB or more.
     pub(super) fn payload(self, cbor: Vec<u8>) -> Vec<u8> {
         match self {
             Self::Small => cbor,
@@ -74,37 +69,12 @@ impl Form {
         }
     }
 
-    /// Returns the most bytes that a payload decodes to.
-    pub fn decoded_bytes_max(self) -> usize {
-        match self {
-            Self::Small => SMALL_BYTES_MAX,
-            Self::Large => DECODED_BYTES_MAX,
-        }
-    }
-
-    /// Returns how many bytes nothing takes that can wait.
-    pub(super) fn spare_bytes(self) -> usize {
-        match self {
-            Self::Small => 0,
-            Self::Large => SPARE_BYTES,
-        }
-    }
-
-    /// Returns the features of a root of this form that follows one with these. No root becomes
-    /// small again.
-    pub(crate) fn stated_in(self, features: Features) -> Features {
-        match self {
-            Self::Small => features,
-            Self::Large => features.of_large_root(),
-        }
-    }
-
-    /// Returns the CBOR of a payload; what is wrong with it for bytes that [`Form::payload`] makes of
-    /// no permitted root.
+    /// Returns the CBOR of a payload; what is wrong with bytes that [`Form::payload`] does not return
+    /// for as much as the form permits.
     pub(super) fn cbor(self, payload: &[u8]) -> Result<Cow<'_, [u8]>, String> {
         match self {
             Self::Small => Ok(Cow::Borrowed(payload)),
-            Self::Large => coded::decode(payload, DECODED_BYTES_MAX as u32)
+            Self::Large => coded::decode(payload, LARGE_BYTES_MAX as u32)
                 .map(Cow::Owned)
                 .map_err(|error| error.to_string()),
         }

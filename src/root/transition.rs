@@ -7,7 +7,6 @@
 //!
 //! The comments name the steps of the protocol's model (tests/model).
 
-use super::form::Form;
 use super::refusal::Refusal;
 use super::shard::ListRef;
 use super::state::{
@@ -25,9 +24,6 @@ pub const FIRST_FREE_INODE: u64 = 16;
 /// Places beyond [`Root::sessions_max`] for sessions that take a volume from its holder: the holder
 /// leaves the root after that, and in a full root it could not leave otherwise.
 pub const TAKING_SESSIONS_MAX: usize = 4;
-
-/// The most bytes that a session and its volume take in the root, without the name of the volume.
-const SESSION_BYTES_MAX: usize = 1024;
 
 /// Places beyond those for sessions that remove dead entries from the root.
 pub const CLEARING_SESSIONS_MAX: usize = 4;
@@ -140,11 +136,6 @@ impl Root {
         }
     }
 
-    /// Returns whether the root is small, or has room for what must be possible in a full one.
-    fn has_room_for_session(&self) -> bool {
-        self.form == Form::Small || self.room().is_ok_and(|room| room >= SESSION_BYTES_MAX)
-    }
-
     /// Same as [`Root::register`], if fewer than `places` sessions are registered.
     ///
     /// # Errors
@@ -158,9 +149,7 @@ impl Root {
         if self.sessions.contains_key(&id) {
             return Err(Refusal::SessionTaken(id));
         }
-        // Those that replace or remove others may take what is spared.
-        let may_wait = places <= self.sessions_max();
-        if self.sessions.len() >= places || may_wait && !self.has_room_for_session() {
+        if self.sessions.len() >= places {
             return Err(Refusal::Full { what: "sessions" });
         }
         let session = Session {

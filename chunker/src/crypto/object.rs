@@ -149,11 +149,11 @@ impl Features {
         self.incompatible & Self::LARGE != 0
     }
 
-    /// Returns these features for a root in the large form.
-    pub fn of_large_root(self) -> Self {
-        let incompatible = self.incompatible | Self::LARGE;
+    /// Returns these features, for a root that is in the large form or is not.
+    pub fn with_large_root(self, is_large: bool) -> Self {
+        let others = self.incompatible & !Self::LARGE;
         Self {
-            incompatible,
+            incompatible: others | Self::LARGE * u64::from(is_large),
             ..self
         }
     }

@@ -6,7 +6,7 @@ use bkfs::extents::MAX_FILE_BYTES;
 use bkfs::fault;
 use bkfs::root::chain::NonceEntry;
 use bkfs::root::chain::RootMark;
-use bkfs::root::form::{DECODED_BYTES_MAX, Form, SMALL_BYTES_MAX};
+use bkfs::root::form::{Form, LARGE_BYTES_MAX, SMALL_BYTES_MAX};
 use bkfs::root::heartbeat::Beat;
 use bkfs::root::journal::JournalEntry;
 use bkfs::root::padding;
@@ -30,7 +30,7 @@ pub fn root(input: &[u8]) {
         true => through_a_seal(Class::Root, input),
         false => input.to_vec(),
     };
-    let _ = bounded(CBOR_FACTOR, DECODED_BYTES_MAX, || {
+    let _ = bounded(CBOR_FACTOR, LARGE_BYTES_MAX, || {
         Root::decode_as(Form::Large, &payload)
     });
     let Ok(root) = bounded(CBOR_FACTOR, input.len(), || Root::decode(&payload)) else {

@@ -61,6 +61,7 @@ mod target;
 mod tool;
 mod trace;
 mod umount;
+mod upgrade;
 mod volume;
 mod volumes;
 mod workspace;
@@ -127,6 +128,7 @@ enum Command {
     Drill(drill::DrillCommand),
     Key(key::Key),
     Lock(lock::LockCommand),
+    Upgrade(upgrade::Upgrade),
     Status(status::Status),
     Hydrate(hydrate::Hydrate),
     #[command(subcommand)]
@@ -166,6 +168,7 @@ impl Command {
                 | Self::Drill(_)
                 | Self::Key(_)
                 | Self::Lock(_)
+                | Self::Upgrade(_)
                 | Self::Serve(_)
         )
     }
@@ -264,6 +267,7 @@ fn run_command(command: Command, global: &Global, output: &Output) -> Result<i32
         Command::Copy(command) => copy::run(command, global, output),
         Command::Key(command) => key::run(command, global, output),
         Command::Lock(command) => lock::run(command, global, output),
+        Command::Upgrade(command) => upgrade::run(command, global, output),
         Command::Status(command) => status::run(command, global, output),
         Command::Hydrate(command) => hydrate::run(command, global, output),
         Command::Generate(command) => completions::run(command, Cli::command()),

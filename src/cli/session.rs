@@ -14,7 +14,7 @@ use crate::cli::target::target;
 use crate::mounting::error::MountingError;
 use crate::mounting::spool_place::SpoolPlace;
 use crate::mounting::{MountPlan, SESSION_END};
-use crate::root::heartbeat::{Watched, published_base, watch_holder};
+use crate::root::heartbeat::{Watched, published_bases, watch_holder};
 use crate::root::holder::LocalVerdict;
 use crate::root::removal::give_up;
 use crate::root::session::OpenSession;
@@ -90,8 +90,8 @@ async fn list(command: List, global: &Global, output: &Output) -> Result<(), Fai
         "SESSION", "STATE", "VOLUME", "BASE", "HOST", "PROCESS", "WHERE",
     ];
     let mut rows = vec![head.map(str::to_owned)];
-    for (id, session) in &root.sessions {
-        let base = published_base(handle, *id).await?;
+    let bases = published_bases(handle, root.sessions.keys().copied()).await?;
+    for ((id, session), base) in root.sessions.iter().zip(bases) {
         let state = match session.state {
             SessionState::Live => "live",
             SessionState::Ending => "ending",

@@ -20,6 +20,8 @@ pub enum NamedObject {
     Slot(SlotName),
     /// A heartbeat.
     Session(SessionId),
+    /// The fence of a session.
+    Fence(SessionId),
     /// A journal of a session.
     Journal {
         /// Hash of the volume's name.
@@ -54,12 +56,16 @@ pub fn place_of(key: &str) -> NamedObject {
     if let Ok((class, name)) = PackName::from_key(key) {
         return NamedObject::Named(class, name);
     }
-    if let Some(id) = key.strip_prefix("sessions/") {
-        return hexadecimal(id).map_or(NamedObject::Foreign, |id| {
-            NamedObject::Session(SessionId(id))
-        });
-    }
-    journal(key).unwrap_or(NamedObject::Foreign)
+    let of_session = |prefix| {
+        key.strip_prefix(prefix)
+            .and_then(hexadecimal)
+            .map(SessionId)
+    };
+    let found = of_session("sessions/").map(NamedObject::Session);
+    let found = found.or_else(|| of_session("fence/").map(NamedObject::Fence));
+    found
+        .or_else(|| journal(key))
+        .unwrap_or(NamedObject::Foreign)
 }
 
 fn journal(key: &str) -> Option<NamedObject> {

@@ -30,6 +30,7 @@
 //! | [`repair`] | plans a repair, and executes it |
 //! | `mend` | one replacement of a root by the planned one |
 //! | `left_journals` | journals that are left after the root was lost |
+//! | `lost_sessions` | ends the sessions of a lost root |
 //! | `reread` | reads once more what a repair is about to give up |
 //! | `refusal` | objects that a repair refuses to touch |
 //! | `refused` | tells a store that refuses one object from one that refuses all |
@@ -62,6 +63,7 @@ pub mod journals;
 pub mod judge;
 pub mod layout;
 mod left_journals;
+mod lost_sessions;
 mod mend;
 pub mod merging;
 pub mod metrics;

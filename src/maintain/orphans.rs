@@ -31,7 +31,9 @@ pub fn count_orphans(
         let (needed, count, session) = match place_of(key) {
             layout::NamedObject::Config
             | layout::NamedObject::Root
-            | layout::NamedObject::Slot(_) => continue,
+            | layout::NamedObject::Slot(_)
+            // It stays for ever.
+            | layout::NamedObject::Fence(_) => continue,
             layout::NamedObject::Session(id) => (is_at_work(id.0), &mut orphans.sessions, id.0),
             layout::NamedObject::Journal { session, .. } => {
                 (is_at_work(session.0), &mut orphans.journals, session.0)

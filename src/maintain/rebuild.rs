@@ -12,11 +12,17 @@ use bkfs_chunker::id::Id;
 use jiff::Timestamp;
 
 use crate::root::chain::Chain;
+use crate::root::form::Form;
 use crate::root::record::CommitRecord;
 use crate::root::sent::Sent;
 use crate::root::snapshots::{SnapshotEntry, TrashEntry, default_name, free_number};
-use crate::root::state::{HolderInfo, Root, Session, SessionId, SessionState, Volume};
+use crate::root::state::{HolderInfo, Root, Session, SessionId, SessionState, StateError, Volume};
+use crate::root::transition::TAKING_SESSIONS_MAX;
 use crate::root::volumes::is_scratch;
+
+/// The least room that a rebuilt root must have to be a small one, in bytes of CBOR: for a session and
+/// its first changes.
+const ROOM_BYTES_MIN: usize = 1024;
 
 /// Gap between the highest known generation and the new one, so that no machine has seen a higher
 /// one. A million replacements are a year of one busy volume.
@@ -418,6 +424,25 @@ fn make_room(root: &mut Root, mut removed: Vec<(bool, Timestamp, &String)>) -> V
         left_out.push(volume.clone());
     }
     left_out
+}
+
+/// Makes a rebuilt root a large one if a small one has no room for it and for sessions that carry its
+/// journals out. Returns whether it did.
+pub fn enlarge(root: &mut Root) -> bool {
+    let has_room = match root.room() {
+        Ok(bytes) => {
+            let places = root.sessions_max() + TAKING_SESSIONS_MAX;
+            bytes >= ROOM_BYTES_MIN && root.sessions.len() < places
+        }
+        Err(StateError::TooLarge { .. }) => false,
+        // A large root would be no better.
+        Err(_) => true,
+    };
+    let is_needed = root.form == Form::Small && !has_room;
+    if is_needed {
+        root.form = Form::Large;
+    }
+    is_needed
 }
 
 /// Returns a generation above all that are known, and above that of the lost root. `commits` is the

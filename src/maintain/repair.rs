@@ -19,13 +19,15 @@ use bkfs_chunker::crypto::{Class, Features, Keyring};
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
-use bkfs_store::{Store, StoreErrorKind};
+use bkfs_store::{Store, StoreErrorKind, Version};
 
 use super::abandon::{self, Broken};
 use super::anew::{self, Closed};
 use super::blame::reach;
 use super::check::{Findings, examine_without};
+use super::layout::{NamedObject, place_of};
 use super::left_journals;
+use super::lost_sessions;
 use super::mend::mend;
 use super::options::CheckOptions;
 use super::rebuild::{self, Remains, Taken};
@@ -325,7 +327,12 @@ fn plan_root(
         epoch: findings.leftover_epoch,
         seen: findings.known_generation.max(listed),
     };
-    let (root, left_out) = rebuild::root(&remains);
+    let (mut root, left_out) = rebuild::root(&remains);
+    if rebuild::enlarge(&mut root) {
+        plan.steps.push(LARGE.to_owned());
+    } else if findings.bucket.keys().any(|key| is_fence(key)) {
+        plan.steps.push(SMALL.to_owned());
+    }
     plan.packs = findings
         .indexed
         .packs
@@ -401,9 +408,9 @@ fn plan_quarantine(findings: &Findings, plan: &mut RepairPlan) {
 
 /// Does what was planned, unless something that it gives up can be read now.
 ///
-/// Between the last look at that and the first change there is no request to the store. Only the
-/// renewal of condemned packs comes before the last look: it may take minutes, and gives nothing
-/// up.
+/// Between the last look at that and the first change nothing is asked of the store, except for the
+/// sessions of a lost root. Only the renewal of condemned packs comes before the last look: it may
+/// take minutes, and gives nothing up.
 ///
 /// Cancel safety: dropped, it leaves some of the steps done. The next repair finds the rest.
 ///
@@ -478,6 +485,39 @@ async fn mend_planned(
     }
 }
 
+/// What a plan says of a root that is large because a small one would have no room.
+const LARGE: &str = "make the new root a large one, as bkfs upgrade does: it would have no room \
+                     otherwise, and earlier versions of bkfs refuse it";
+
+/// What a plan says if the lost root may have been a large one.
+const SMALL: &str = "make the new root a small one: bkfs upgrade makes it large again";
+
+fn is_fence(key: &str) -> bool {
+    matches!(place_of(key), NamedObject::Fence(_))
+}
+
+/// Returns the version of what stands in the place of the root, if anything does.
+///
+/// # Errors
+/// [`RootError::Damaged`] if it is a root that must not be replaced; store errors.
+async fn standing(
+    store: &Arc<dyn Store>,
+    keyring: &Keyring,
+    options: &CheckOptions,
+) -> Result<Option<Version>, RootError> {
+    let (bytes, version) = match store.get(ROOT_KEY).await {
+        Err(error) if error.is_not_found() => return Ok(None),
+        found => found?,
+    };
+    match may_be_replaced(&**store, keyring, &bytes, &version, options).await? {
+        true => Ok(Some(version)),
+        false => Err(RootError::damaged(
+            ROOT_KEY,
+            "another repair has just replaced it: run the check again",
+        )),
+    }
+}
+
 /// Writes the first root after the last one was lost, unless something that it goes without can be
 /// read now.
 async fn write_root(
@@ -506,24 +546,20 @@ async fn write_root(
     root.snapshots
         .extend(put_entries(&ingest, plan.snapshots).await?);
     root.trash.extend(put_entries(&ingest, plan.trash).await?);
+    if rebuild::enlarge(&mut root) {
+        tracing::warn!("the new root is a large one, as after bkfs upgrade");
+    }
     let salt = random(&*options.entropy);
     let payload = root.encode()?;
     let features = root.form.stated_in(Features::NONE.with_witness());
     let object = keyring.seal_object(Class::Root, ROOT_KEY, features, salt, &payload);
-    let written = match store.get(ROOT_KEY).await {
-        Ok((bytes, version))
-            if may_be_replaced(&**store, keyring, &bytes, &version, options).await? =>
-        {
-            store.replace(ROOT_KEY, vec![object], &version).await
-        }
-        Ok(_) => {
-            return Err(RootError::damaged(
-                ROOT_KEY,
-                "another repair has just replaced it: run the check again",
-            ));
-        }
-        Err(error) if error.is_not_found() => store.put_new(ROOT_KEY, vec![object]).await,
-        Err(error) => return Err(error.into()),
+    let sessions = lost_sessions::find(store).await?;
+    // A session that enters a root which stands after this changes it.
+    let standing = standing(store, keyring, options).await?;
+    lost_sessions::fence(store, keyring, options, sessions, (findings, &root)).await?;
+    let written = match standing {
+        Some(version) => store.replace(ROOT_KEY, vec![object], &version).await,
+        None => store.put_new(ROOT_KEY, vec![object]).await,
     };
     match written {
         Ok(_) => {

@@ -580,7 +580,8 @@ impl RootHandle {
         operation: Operation,
         request: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        bounded(&pauses.policy(), operation, ROOT_KEY, request).await
+        let policy = pauses.policy_for(self.current().root.bytes_max());
+        bounded(&policy, operation, ROOT_KEY, request).await
     }
 
     fn random<const N: usize>(&self) -> [u8; N] {

@@ -7,12 +7,15 @@
 //! of two machines.
 
 use super::error::RootError;
+use super::fence;
 use super::handle::RootHandle;
 use super::padding;
 use super::refusal::Refusal;
+use super::retry::patiently;
 use super::state::{HolderInfo, Root, SessionId};
 use bkfs_chunker::crypto::{Class, Features};
-use bkfs_store::StoreError;
+use bkfs_store::{Operation, StoreError};
+use futures::{StreamExt, TryStreamExt, stream};
 use minicbor::{Decode, Encode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +30,12 @@ pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 /// A heartbeat that has not changed for this long on the observer's clock belongs to a dead
 /// session: it has missed three.
 pub const DEAD_AFTER: Duration = Duration::from_secs(30);
+
+/// A session that goes by a fence reads the root with one heartbeat in this many.
+const ROOT_READ_ONE_IN: u64 = 6;
+
+/// The largest number of heartbeats that are read concurrently.
+const READ_AT_ONCE: usize = 64;
 
 /// Time between two reads of another session's heartbeat.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
@@ -158,6 +167,7 @@ impl Base {
 pub struct Heartbeat {
     task: JoinHandle<()>,
     base: Base,
+    holder: HolderInfo,
     standing: watch::Receiver<Standing>,
 }
 
@@ -175,6 +185,7 @@ impl Heartbeat {
         let known = Base::new(base);
         let base = known.clone();
         let holder = holder.cut();
+        let of = holder.clone();
         let task = tokio::spawn(async move {
             let mut interval = tokio::time::interval(HEARTBEAT_INTERVAL);
             interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -201,30 +212,51 @@ impl Heartbeat {
                     Ok(Err(error)) => tracing::debug!(%session, %error, "heartbeat failed"),
                     Err(_) => tracing::debug!(%session, "heartbeat was not acknowledged in time"),
                 }
-                let look = tokio::time::timeout(HEARTBEAT_INTERVAL, handle.refresh()).await;
-                let standing = match look {
-                    Ok(Ok(view)) => standing_in(&view.root, session, volume.as_deref()),
+                let standing = require_standing(&handle, session, volume.as_deref(), counter);
+                let refusal = match tokio::time::timeout(HEARTBEAT_INTERVAL, standing).await {
+                    Ok(Err(RootError::Refused(refusal))) => refusal,
                     Ok(Err(
                         error @ (RootError::NotAtomic { .. } | RootError::NotDescended { .. }),
                     )) => {
                         tracing::error!(%session, %error,
                             "what this session committed is lost to it");
-                        Err(Refusal::Fenced { by: None })
+                        Refusal::Fenced { by: None }
                     }
-                    Ok(Err(_)) | Err(_) => continue,
+                    Ok(Ok(()) | Err(_)) | Err(_) => continue,
                 };
-                if let Err(refusal) = standing {
-                    tracing::error!(%session, %refusal, "this session can no longer write");
-                    tell.send_modify(|standing| *standing = Standing::Fenced(refusal));
-                    return;
-                }
+                tracing::error!(%session, %refusal, "this session can no longer write");
+                tell.send_modify(|standing| *standing = Standing::Fenced(refusal));
+                return;
             }
         });
         Self {
             task,
             base: known,
+            holder: of,
             standing,
         }
+    }
+
+    /// Writes the session's object, apart from the task, until the store has answered.
+    ///
+    /// Cancel safety: dropped, it leaves the object written or not, or written later.
+    ///
+    /// # Errors
+    /// [`RootError::Store`] if the store refuses it or does not answer in time.
+    pub(super) async fn announce(
+        &self,
+        handle: &RootHandle,
+        session: SessionId,
+    ) -> Result<(), RootError> {
+        let first = Beat {
+            counter: 0,
+            base: self.base.get(),
+            holder: Some(self.holder.clone()),
+        };
+        let (policy, entropy) = (handle.policy(), handle.entropy());
+        let put = || put_beat(handle, session, &first);
+        patiently(&policy, &**entropy, Operation::Put, &session.key(), put).await?;
+        Ok(())
     }
 
     /// Returns a receiver of the session's current standing and of every change.
@@ -255,7 +287,7 @@ impl Drop for Heartbeat {
 }
 
 /// Writes one heartbeat (step `BaseSend`).
-async fn put_beat(handle: &RootHandle, session: SessionId, beat: &Beat) -> Result<(), RootError> {
+async fn put_beat(handle: &RootHandle, session: SessionId, beat: &Beat) -> Result<(), StoreError> {
     let key = session.key();
     let mut salt = [0; 32];
     handle.entropy().fill(&mut salt);
@@ -264,6 +296,22 @@ async fn put_beat(handle: &RootHandle, session: SessionId, beat: &Beat) -> Resul
     let object = keyring.seal_object(Class::Session, &key, Features::NONE, salt, &payload);
     handle.store().put(&key, vec![object]).await?;
     Ok(())
+}
+
+/// Checks that the session still has its place. In a large root one with a volume reads the root
+/// only with one heartbeat in [`ROOT_READ_ONE_IN`], and else asks for its fence.
+async fn require_standing(
+    handle: &RootHandle,
+    session: SessionId,
+    volume: Option<&str>,
+    counter: u64,
+) -> Result<(), RootError> {
+    match volume {
+        Some(volume) if !counter.is_multiple_of(ROOT_READ_ONE_IN) => {
+            fence::require_none(handle, session, volume).await
+        }
+        _ => Ok(standing_in(&handle.refresh().await?.root, session, volume)?),
+    }
 }
 
 /// Returns the refusal if the session has no place in `root`, or does not hold `volume`.
@@ -329,16 +377,21 @@ pub async fn watch_holder(
     }
 }
 
-/// Returns the base epoch that a session has published; none if its heartbeat is absent or cannot
-/// be read, which blocks deletion (rule 4).
+/// Returns the base epochs that sessions have published, in the same order; none for one whose
+/// heartbeat is absent or cannot be read, which blocks deletion (rule 4).
 ///
 /// # Errors
-/// [`RootError::Store`] if the heartbeat cannot be fetched, except when it is absent.
-pub async fn published_base(
+/// [`RootError::Store`] if a heartbeat cannot be fetched, except when it is absent.
+pub async fn published_bases(
     handle: &RootHandle,
-    session: SessionId,
-) -> Result<Option<u64>, RootError> {
-    Ok(read_beat(handle, session).await?.map(|beat| beat.base))
+    sessions: impl IntoIterator<Item = SessionId>,
+) -> Result<Vec<Option<u64>>, RootError> {
+    let reads = sessions.into_iter().map(|session| async move {
+        let beat = read_beat(handle, session).await?;
+        Ok(beat.map(|beat| beat.base))
+    });
+    let reads = stream::iter(reads).buffered(READ_AT_ONCE);
+    reads.try_collect().await
 }
 
 /// Returns what a session has published last; none if that is absent or cannot be read.

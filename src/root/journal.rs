@@ -2,8 +2,8 @@
 //! rule 6).
 //!
 //! Owns the object `journal/VOLUME/SESSION/N`, its numbers, and the order of an acknowledgement.
-//! The object is created, the store answers, and only then is the root read, to check that the
-//! session still holds the volume. This module does not interpret the operations.
+//! The object is created, the store answers, and only then does the session confirm that it has not
+//! ended ([`fence`]). This module does not interpret the operations.
 //!
 //! Each session numbers its operations and its journal objects; each journal states which
 //! operations it carries. The bytes of a number never change once they were sent: while the outcome
@@ -23,6 +23,7 @@
 //! the journal looks up each reference.
 
 use super::error::RootError;
+use super::fence;
 use super::handle::RootHandle;
 pub(crate) use super::journal_entry::prefix;
 pub use super::journal_entry::{JournalEntry, JournalSummary};
@@ -88,7 +89,7 @@ struct Numbers {
     /// Journals whose creation is not acknowledged yet, oldest first.
     pending: VecDeque<Pending>,
     /// Journals that are in the bucket, and in the spool or in memory. They are kept until a later
-    /// read of the root shows the volume as held: otherwise they may have arrived too late for a new
+    /// request confirms that the session held the volume. They may have arrived too late for a new
     /// holder. Those in memory can still be spooled.
     unconfirmed: Vec<Pending>,
     /// Journals in the bucket: key, and last operation.
@@ -358,21 +359,20 @@ impl JournalWriter {
         kept.any(|pending| pending.in_memory().is_none())
     }
 
-    /// Reads the root by a request that is sent now, and so after every answer that counts, and
-    /// checks that the session still holds the volume (step `FsyncGet`).
+    /// Checks by a request that is sent now, and so after every answer that counts, that what is in
+    /// the bucket counts (step `FsyncGet`).
     ///
     /// Cancel safety: dropped, it has confirmed nothing.
     ///
     /// # Errors
     /// [`RootError::Refused`] with `Refusal::Fenced` if the session does not hold the volume; the
-    /// errors of [`RootHandle::refresh`].
+    /// errors of [`fence::require_none`].
     pub async fn confirm(&self) -> Result<(), RootError> {
         let arrived = {
             let state = self.state.lock();
             state.unconfirmed.iter().map(|pending| pending.number).max()
         };
-        let view = self.handle.refresh().await?;
-        view.root.require_holder(self.session, &self.volume)?;
+        fence::require_none(&self.handle, self.session, &self.volume).await?;
         let mut state = self.state.lock();
         let is_in_time =
             |pending: &Pending| pending.in_memory().is_some() && Some(pending.number) <= arrived;

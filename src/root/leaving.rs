@@ -4,6 +4,7 @@
 //! [`super::session`] has the beginning.
 
 use super::error::RootError;
+use super::fence;
 use super::handle::{Applied, RootHandle, Transition};
 use super::refusal::Refusal;
 use super::sent::Sent;
@@ -131,7 +132,8 @@ impl OpenSession {
     /// change maybe made.
     ///
     /// # Errors
-    /// Those of [`RootHandle::update`]. The session has then left the root, or the log says that it
+    /// Those of [`RootHandle::update`]; [`RootError::OutcomeUnknown`] if the change was made and
+    /// the session could not begin. The session has then left the root, or the log says that it
     /// stays there.
     pub(super) async fn hold_by<T: Transition>(
         self,
@@ -149,21 +151,32 @@ impl OpenSession {
         };
         let base = self.heartbeat.base().get();
         self.heartbeat.stop().await;
-        let volume = Some(volume.to_owned());
-        Ok((
-            Self::registered(&self.handle, self.id, volume, self.holder, base),
-            applied,
-        ))
+        let of = Some(volume.to_owned());
+        let session = Self::registered(&self.handle, self.id, of, self.holder, base);
+        let announce = session.heartbeat.announce(&session.handle, session.id);
+        let begun = fence::begin(&session.handle, session.id, volume, announce).await;
+        if let Err(error) = begun {
+            if let Err(left) = session.end().await {
+                tracing::warn!(%left, "a session that could not begin stays in the root");
+            }
+            let reason = error.to_string();
+            return Err(RootError::OutcomeUnknown { reason });
+        }
+        Ok((session, applied))
     }
 }
 
 /// Deletes the heartbeat of a session that is in no root, where it is never read. If it cannot be
 /// deleted (no permission, no answer), it stays as garbage.
 async fn delete_heartbeat(handle: &RootHandle, id: SessionId) {
-    if let Err(error) = handle.store().delete(&id.key()).await {
-        tracing::debug!(session = %id, %error,
-            "the heartbeat object of an ended session stays behind");
-    }
+    let key = id.key();
+    let deleted = handle.store().delete(&key);
+    let left = match tokio::time::timeout(handle.policy().request_timeout, deleted).await {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(late) => late.to_string(),
+    };
+    tracing::debug!(session = %id, left, "the heartbeat object of an ended session stays behind");
 }
 
 struct End {

@@ -26,6 +26,7 @@
 //! | [`lists`] | loads, caches and writes the lists that a root refers to |
 //! | `root_lists` | the same for the root that a handle reads |
 //! | [`holder`], [`heartbeat`] | identity of a session, and whether it lives |
+//! | `fence` | objects by which sessions of a large root learn that they have ended |
 //! | [`session`], [`request`] | taking over, leaving; what a new session asks for |
 //! | [`entering`], `leaving` | the replacements by which a session enters and leaves the root |
 //! | [`recovery_bases`] | entries of the root for ended sessions with spools (pure) |
@@ -57,6 +58,7 @@
 //! | [`removal`] | takes recovery bases of spools that are given up out of the root |
 //! | [`lock_rule`] | lock period of objects, as the config and the root state it |
 //! | [`rule`] | changes the lock period of objects |
+//! | [`upgrade`] | turns a small root into a large one |
 
 mod adding;
 pub mod ancestry;
@@ -74,6 +76,7 @@ mod encoding;
 pub mod ended_sessions;
 mod entering;
 pub mod error;
+pub(crate) mod fence;
 pub mod finish;
 mod force;
 pub mod forget;
@@ -127,6 +130,7 @@ pub mod state;
 pub mod transition;
 pub mod uncovered;
 pub(crate) mod unlock;
+pub mod upgrade;
 pub mod uploads;
 pub mod view;
 pub mod volumes;

@@ -127,12 +127,13 @@ impl Refusal {
                 "unmount, or wait until the commands end; bkfs session list shows the sessions, \
                  bkfs session end ends dead ones",
             ),
-            Self::Full { what: "sessions" } => {
-                Some("see bkfs session list; end dead ones with bkfs session end")
-            }
+            Self::Full { what: "sessions" } => Some(
+                "see bkfs session list; end dead ones with bkfs session end; if the repository has \
+                 64 sessions, bkfs upgrade makes room for 4,096",
+            ),
             Self::Full { what: "volumes" } => Some(
                 "see bkfs volume list, and remove those that nothing needs; bkfs session list \
-                     shows sessions, which take room as well",
+                     shows sessions, which take room as well; bkfs upgrade makes room for 10,000",
             ),
             Self::RecoveryBasesFull { .. } => {
                 Some("nothing is lost; bkfs session list names all of the spools")

@@ -14,8 +14,8 @@ use tokio::time::Instant;
 /// Timeouts and back-off of requests for the root.
 #[derive(Copy, Clone, Debug)]
 pub struct RetryPolicy {
-    /// Time after which a single request counts as unanswered. The root has at most 64 KiB. The
-    /// bytes of a journal that move begin it again.
+    /// Time after which a single request counts as unanswered. Requests for a large root have as
+    /// long again as a slow link takes for it. The bytes of a journal that move begin it again.
     pub request_timeout: Duration,
     /// How long the store may make no progress before the caller gets an error (`timeout=`).
     pub stall_timeout: Duration,
@@ -226,7 +226,7 @@ impl<'a> Pauses<'a> {
         }
     }
 
-    /// Same, for a request with a body of this many bytes.
+    /// Same, for a request with a body or an answer of this many bytes.
     pub(super) fn policy_for(&self, bytes: usize) -> RetryPolicy {
         let policy = self.policy();
         let carrying = Duration::from_secs(bytes as u64 / SLOWEST_BYTES_PER_SECOND);

@@ -14,6 +14,7 @@
 use super::ended_sessions::{EndedSession, accept_loss, ended_sessions, require_whole};
 use super::entering::{Entering, Purpose, draw_id};
 use super::error::RootError;
+use super::fence;
 use super::gap::Gap;
 use super::handle::{RootHandle, Transition};
 use super::heartbeat::{Heartbeat, Watched, watch_holder};
@@ -398,6 +399,8 @@ impl OpenSession {
         let Some(volume) = &self.volume else {
             return Ok(());
         };
+        let announce = self.heartbeat.announce(&self.handle, self.id);
+        fence::begin(&self.handle, self.id, volume, announce).await?;
         let root = &self.handle.current().root;
         let ended_sessions = ended_sessions(&self.handle, root, volume, known).await?;
         let gaps: Vec<_> = ended_sessions

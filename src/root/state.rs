@@ -57,6 +57,11 @@ impl SessionId {
     pub fn key(self) -> String {
         format!("sessions/{self}")
     }
+
+    /// Returns the key of the session's fence in the bucket.
+    pub fn fence_key(self) -> String {
+        format!("fence/{self}")
+    }
 }
 
 impl fmt::Display for SessionId {

@@ -227,6 +227,11 @@ impl Machine {
         self.runtime.block_on(volume.fsync()).expect("fsync");
     }
 
+    /// Returns whether fsync acknowledges everything written.
+    pub fn syncs(&self) -> bool {
+        self.runtime.block_on(self.volume().fsync()).is_ok()
+    }
+
     /// Reads the root, and waits until the quarantine of a root of at least this generation is
     /// heeded.
     pub fn heed(&self, generation: u64) {

@@ -14,6 +14,7 @@ mod doubted;
 mod forgotten;
 mod heals;
 mod interrupted;
+mod large;
 mod lists;
 mod machine;
 #[path = "../reference/password.rs"]

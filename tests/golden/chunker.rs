@@ -213,6 +213,17 @@ fn objects_of_one_box() {
     }
 }
 
+#[test]
+fn fences() {
+    let key = "fence/0123456789abcdef";
+    for (name, keyring) in keyrings() {
+        let object = keyring.seal_object(Class::Fence, key, Features::NONE, [0x88; 32], b"");
+        let frozen = fixed(&format!("fence-{name}.bin"), &object);
+        let opened = keyring.open_object(Class::Fence, key, &frozen);
+        assert_eq!(opened.as_deref(), Ok(&b""[..]));
+    }
+}
+
 /// Returns the blobs of the golden packs, frame by frame.
 fn frames() -> Vec<Vec<(Kind, Vec<u8>)>> {
     vec![

@@ -302,7 +302,7 @@ pub fn fsync_get(model: &Protocol, state: &State, s: Session) -> Option<State> {
         process.acknowledged = reached;
         next.fenced_acknowledged |= match by_fence {
             true => {
-                rebuild::note_acknowledged(model, state, s);
+                rebuild::note_acknowledged(model, state);
                 fences::acknowledged(model, state, s)
             }
             false => !mine,

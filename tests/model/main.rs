@@ -333,7 +333,8 @@ refuted! {
         [ConvertedRecoveryBasesDropped], CONVERSION_SPOOL, SPOOL_RECOVERABLE;
     journaled_unannounced: [JournaledUnannounced], REBUILT, ACKNOWLEDGED_KEPT;
     announced_without_reading: [AnnouncedWithoutReading], REBUILT, ACKNOWLEDGED_KEPT;
-    rebuilt_without_idle: [RebuiltWithoutIdle], REBUILT, ACKNOWLEDGED_KEPT;
+    rebuilt_unfenced: [RebuiltUnfenced], REBUILT, ACKNOWLEDGED_KEPT;
+    rebuilt_listed_before_fence: [RebuiltListedBeforeFence], REBUILT, ACKNOWLEDGED_KEPT;
     fenced_acknowledges: [FenceDeletedWithSession], FENCES, FENCED_SILENT;
 }
 

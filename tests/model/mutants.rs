@@ -165,8 +165,10 @@ pub enum Mutant {
     JournaledUnannounced,
     /// Rule 6: a session journals once its object was answered, without reading R after that.
     AnnouncedWithoutReading,
-    /// A rebuilt root knows only the sessions that have journals.
-    RebuiltWithoutIdle,
+    /// A repair writes no fences.
+    RebuiltUnfenced,
+    /// A repair lists the journals before it writes the fences.
+    RebuiltListedBeforeFence,
 
     // Runs and groups.
     /// Rule 12: a commit absorbs an index object that a group covers, and the group stays.
@@ -332,7 +334,8 @@ pub const ALL: &[Mutant] = &[
     Mutant::FenceDeletedWithSession,
     Mutant::JournaledUnannounced,
     Mutant::AnnouncedWithoutReading,
-    Mutant::RebuiltWithoutIdle,
+    Mutant::RebuiltUnfenced,
+    Mutant::RebuiltListedBeforeFence,
     Mutant::GroupOutlivesObject,
     Mutant::DroppedIgnored,
     Mutant::CompleteGroupKeepsDropped,

@@ -9,6 +9,7 @@ use crate::index::{self, Absorb, GROUPS, Plane, RunState};
 use crate::journal;
 use crate::new_holder;
 use crate::protocol::Protocol;
+use crate::rebuild;
 use crate::state::{
     Journal, JournalState, Log, NONE, Objects, PackSet, Phase, SESSIONS, Session, Standing, State,
     VOLUMES,
@@ -148,7 +149,9 @@ pub fn all() -> Vec<Property<Protocol>> {
                 let standing = state.root.sessions[s].standing;
                 matches!(standing, Standing::Ending | Standing::Removed)
             };
-            (0..SESSIONS).all(|s| !fences::stands(state, s) || ended(s))
+            let is_right = |s: Session| !fences::stands(state, s) || ended(s);
+            // A repair fences every session of a root that is lost.
+            !rebuild::is_there(state) || (0..SESSIONS).all(is_right)
         }),
     ]
 }

@@ -164,8 +164,8 @@ pub enum Event {
     ConversionRefused,
     /// A repair rebuilt R.
     Rebuilt,
-    /// A session that the rebuilt R calls ending acknowledged an operation.
-    AcknowledgedAfterRebuild,
+    /// A session acknowledged an operation while R was lost.
+    AcknowledgedWhileLost,
     /// A writer took over a footer that its machine had from before.
     CachedFooterTaken,
     /// A writer learned a footer.

@@ -1,11 +1,11 @@
 //! A root that is lost and rebuilt by a repair, where fsync reads fences (version 2, rule 6).
 //!
 //! In version 1 a session that the rebuilt root does not know learns this from its next fsync. In
-//! version 2 that fsync finds no fence. So the rebuilt root must know every session that may
-//! acknowledge. It knows those that have an object, and a session acknowledges only after a root
-//! that was read after the answer to its object showed it live.
+//! version 2 that fsync asks for a fence. So the repair writes the fence of every session that may
+//! acknowledge, and lists the journals after that. It finds such a session by its object, and a
+//! session acknowledges only after a root that was read after the answer to its object showed it
+//! live.
 
-use crate::fences;
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
 use crate::state::{NONE, SESSIONS, Session, Standing, State};
@@ -18,8 +18,13 @@ pub enum Loss {
     Whole,
     /// R is lost.
     Lost,
-    /// A repair has found these sessions by their objects and journals, one bit each.
-    Listed(u8),
+    /// A repair has found these sessions by their objects and journals, and these by journals alone,
+    /// one bit each.
+    Listed(u8, u8),
+    /// It has written their fences.
+    Fenced(u8),
+    /// After that it has found journals of these.
+    Relisted(u8),
     /// R was rebuilt.
     Rebuilt,
 }
@@ -63,27 +68,54 @@ pub fn list(state: &State) -> Option<State> {
     if state.loss != Loss::Lost {
         return None;
     }
-    let is_found =
-        |&s: &Session| state.store.published[s] != NONE || crate::journal::there(state, s) != 0;
-    let listed = (0..SESSIONS).filter(is_found);
+    let objects = (0..SESSIONS).filter(|&s| state.store.published[s] != NONE);
+    let journals = with_journals(state);
     let mut next = *state;
-    next.loss = Loss::Listed(listed.fold(0, |mask, s| mask | 1 << s));
+    next.loss = Loss::Listed(objects.fold(journals, |mask, s| mask | 1 << s), journals);
     Some(next)
 }
 
-/// A repair rebuilds R from commit records. Every session that it has found is ending, with or
-/// without journals. No session holds a volume, and there are no groups.
+fn with_journals(state: &State) -> u8 {
+    let found = (0..SESSIONS).filter(|&s| crate::journal::there(state, s) != 0);
+    found.fold(0, |mask, s| mask | 1 << s)
+}
+
+/// The repair writes the fences of the sessions that it has found.
+pub fn fence(model: &Protocol, state: &State) -> Option<State> {
+    let Loss::Listed(found, journals) = state.loss else {
+        return None;
+    };
+    let mut next = *state;
+    next.loss = Loss::Fenced(journals);
+    if !model.lacks(Mutant::RebuiltUnfenced) {
+        next.store.fences.written |= found;
+    }
+    Some(next)
+}
+
+/// The repair lists the journals, since no session that it has found acknowledges any more.
+pub fn list_again(model: &Protocol, state: &State) -> Option<State> {
+    let Loss::Fenced(before) = state.loss else {
+        return None;
+    };
+    let mut next = *state;
+    next.loss = Loss::Relisted(match model.lacks(Mutant::RebuiltListedBeforeFence) {
+        true => before,
+        false => with_journals(state),
+    });
+    Some(next)
+}
+
+/// A repair rebuilds R from commit records. Every session that has journals is ending. No session
+/// holds a volume, and there are no groups.
 pub fn rebuild_cas(model: &Protocol, state: &State) -> Option<State> {
-    let Loss::Listed(listed) = state.loss else {
+    let Loss::Relisted(listed) = state.loss else {
         return None;
     };
     let mut next = *state;
     next.loss = Loss::Rebuilt;
     for s in (0..SESSIONS).filter(|&s| state.root.stands(s)) {
-        let is_idle = crate::journal::there(state, s) == 0;
-        let is_known = listed & 1 << s != 0;
-        let stays = is_known && !(is_idle && model.lacks(Mutant::RebuiltWithoutIdle));
-        next.root.sessions[s].standing = match stays {
+        next.root.sessions[s].standing = match listed & 1 << s != 0 {
             true => Standing::Ending,
             false => Standing::Removed,
         };
@@ -97,10 +129,9 @@ pub fn rebuild_cas(model: &Protocol, state: &State) -> Option<State> {
     Some(next)
 }
 
-/// Whether a session that fsync acknowledges was unknown to the rebuilt root until now.
-pub fn note_acknowledged(model: &Protocol, state: &State, s: Session) {
-    let is_ending = state.root.sessions[s].standing == Standing::Ending;
-    if state.loss == Loss::Rebuilt && is_ending && !fences::stands(state, s) {
-        model.coverage.note(Event::AcknowledgedAfterRebuild);
+/// Whether fsync acknowledges while there is no R.
+pub fn note_acknowledged(model: &Protocol, state: &State) {
+    if !is_there(state) {
+        model.coverage.note(Event::AcknowledgedWhileLost);
     }
 }

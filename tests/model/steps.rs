@@ -179,6 +179,10 @@ pub enum Step {
     RootLose,
     /// A repair lists the objects and the journals of the sessions.
     RebuildList,
+    /// It writes their fences.
+    RebuildFence,
+    /// It lists the journals again.
+    RebuildListAgain,
     /// A repair rebuilds R.
     RebuildCas,
     /// Version 2, rule 6: a session reads R after its object was answered.
@@ -288,7 +292,8 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
         }
     }
     if model.scenario.rebuilds {
-        steps.extend([Step::RootLose, Step::RebuildList, Step::RebuildCas]);
+        steps.extend([Step::RootLose, Step::RebuildList, Step::RebuildFence]);
+        steps.extend([Step::RebuildListAgain, Step::RebuildCas]);
         steps.extend((0..SESSIONS).map(Step::AnnounceGet));
     }
     if model.scenario.clones {
@@ -540,6 +545,8 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::CloneCas(s) => clones::clone_cas(model, state, s),
         Step::RootLose => rebuild::lose(state),
         Step::RebuildList => rebuild::list(state),
+        Step::RebuildFence => rebuild::fence(model, state),
+        Step::RebuildListAgain => rebuild::list_again(model, state),
         Step::RebuildCas => rebuild::rebuild_cas(model, state),
         Step::AnnounceGet(s) => rebuild::announce(model, state, s),
         Step::ConvertPrepare(s) => conversion::prepare(model, state, s),

@@ -26,11 +26,13 @@ pub enum Bug {
     SpoolNotFlushed,
     /// A journal is removed from the spool before it is anywhere else.
     SpoolRemovedEarly,
+    /// Sessions are not shown the fences that end them.
+    FenceUnread,
 }
 
 impl Bug {
     /// All planted mistakes.
-    pub const ALL: [Bug; 10] = [
+    pub const ALL: [Bug; 11] = [
         Bug::FsyncReturnsEarly,
         Bug::PackAfterIndex,
         Bug::RootNotReadAgain,
@@ -41,5 +43,6 @@ impl Bug {
         Bug::JournalReplayedTwice,
         Bug::SpoolNotFlushed,
         Bug::SpoolRemovedEarly,
+        Bug::FenceUnread,
     ];
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs::repository::create_on;
+use bkfs::root::upgrade::make_large;
 use bkfs_store::MemoryStore;
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -22,7 +23,7 @@ use crate::disk::{Host, Trouble};
 use crate::faults::{Faults, Rates};
 use crate::history::{Shared as Past, Snapshot};
 use crate::manners::Manners;
-use crate::mount::{Wish, machine};
+use crate::mount::{Wish, machine, open};
 use crate::store::{Power, Shared, SimStore};
 use crate::trace::Trace;
 use crate::{collector, verify, volume};
@@ -192,6 +193,12 @@ impl World {
             machines: RefCell::new(0),
             failure: RefCell::new(None),
         })
+    }
+
+    /// Returns whether the root of this world is a large one, as in half of the worlds with
+    /// collectors and of those without.
+    fn has_large_root(&self) -> bool {
+        (self.order.seed / COLLECTED_DISKS).is_multiple_of(2)
     }
 
     /// Returns a number in the range.
@@ -394,6 +401,16 @@ pub fn run(order: Order) -> Outcome {
     })
 }
 
+/// Makes the root a large one, before any machine mounts.
+async fn upgrade(world: &World, wish: &Wish) {
+    let opened = open(Arc::new(world.shared.bucket.clone()), wish).await;
+    let repository = opened.expect("a repository");
+    let (environment, handle) = (&repository.environment, &repository.handle);
+    let holder = environment.holder("bkfs upgrade");
+    let made = make_large(handle, holder, &*environment.processes).await;
+    assert!(made.expect("no session is in the way"));
+}
+
 /// Runs the whole life of a world.
 async fn live(world: &Rc<World>) {
     let wish = Wish::new("-", world);
@@ -401,6 +418,9 @@ async fn live(world: &Rc<World>) {
     create_on(&machine, Arc::new(world.shared.bucket.clone()), None)
         .await
         .expect("a repository");
+    if world.has_large_root() {
+        upgrade(world, &wish).await;
+    }
     let count = world.draw(1..4);
     let names: Vec<String> = (0..count)
         .map(|number| format!("volume-{number}"))

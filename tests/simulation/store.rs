@@ -402,6 +402,10 @@ impl Store for SimStore {
     async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
         let request = self.shared.bucket.get(key);
         let ((bytes, version), way) = self.read(Operation::Get, key, request).await?;
+        if self.bug == Some(Bug::FenceUnread) && key.starts_with("fence/") {
+            let absent = StoreErrorKind::NotFound;
+            return Err(StoreError::new(absent, Operation::Get, key, "not shown"));
+        }
         Ok((self.arrive(bytes, way).await, version))
     }
 

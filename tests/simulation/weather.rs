@@ -33,7 +33,8 @@ impl Kind {
             "index" => Kind::Index,
             "lists" => Kind::List,
             "root" => Kind::Root,
-            "sessions" => Kind::Session,
+            // Both tell a session what it is.
+            "sessions" | "fence" => Kind::Session,
             _ => Kind::Other,
         }
     }

@@ -290,6 +290,7 @@ json_is_as_documented() {
   as_documented 'bkfs trace show' bkfs trace show "$repository" traced
   as_documented 'bkfs trace remove' bkfs trace remove "$repository" traced
   as_documented 'bkfs lock' bkfs lock "$repository"
+  as_documented 'bkfs upgrade' bkfs upgrade "$repository"
   exits 0 mount_at "$repository" "$MNT"
   as_documented 'bkfs umount' bkfs umount "$MNT"
   exits 0 mount_at "$repository" "$MNT"

@@ -13,7 +13,7 @@ use crate::id::write_hex;
 pub const FORMAT_VERSION: u16 = 1;
 
 /// Incompatible features that this program knows.
-pub(super) const KNOWN_INCOMPATIBLE: u64 = Features::EPOCHS;
+pub(super) const KNOWN_INCOMPATIBLE: u64 = Features::EPOCHS | Features::LARGE;
 /// Read-only features that this program knows.
 const KNOWN_READ_ONLY: u64 = Features::WITNESS;
 
@@ -42,11 +42,13 @@ pub enum Class {
     MetadataPack = 9,
     /// Sorted index records of one range of prefixes. Only version 2 has them.
     Run = 10,
+    /// Says that a session of a large root has ended.
+    Fence = 11,
 }
 
 impl Class {
     /// Every class, in the order of its number.
-    pub const ALL: [Class; 10] = [
+    pub const ALL: [Class; 11] = [
         Class::Config,
         Class::KeySlot,
         Class::Root,
@@ -57,6 +59,7 @@ impl Class {
         Class::DataPack,
         Class::MetadataPack,
         Class::Run,
+        Class::Fence,
     ];
 
     /// The class of this number, if there is one.
@@ -77,6 +80,7 @@ impl Class {
             Class::DataPack => "data",
             Class::MetadataPack => "meta",
             Class::Run => "runs",
+            Class::Fence => "fence",
         }
     }
 
@@ -141,7 +145,7 @@ impl Features {
     pub const EPOCHS: u64 = 1;
 
     /// Incompatible, of the root: its payload is compressed, and larger than programs without this
-    /// feature read. No program writes it yet.
+    /// feature read.
     pub const LARGE: u64 = 2;
 
     /// Whether these are features of a root in the large form.
@@ -153,7 +157,7 @@ impl Features {
     pub fn with_large_root(self, is_large: bool) -> Self {
         let others = self.incompatible & !Self::LARGE;
         Self {
-            incompatible: others | Self::LARGE * u64::from(is_large),
+            incompatible: others | (Self::LARGE * u64::from(is_large)),
             ..self
         }
     }

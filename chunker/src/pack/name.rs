@@ -61,7 +61,12 @@ impl PackName {
                 format!("{}/{shard:02x}/{self}", class.directory())
             }
             Class::Index | Class::List | Class::Run => format!("{}/{self}", class.directory()),
-            Class::Config | Class::KeySlot | Class::Root | Class::Session | Class::Journal => {
+            Class::Config
+            | Class::KeySlot
+            | Class::Root
+            | Class::Session
+            | Class::Journal
+            | Class::Fence => {
                 debug_assert!(false, "objects of class {class:?} are not named so");
                 format!("{}/unnamed/{self}", class.directory())
             }

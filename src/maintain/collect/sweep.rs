@@ -21,7 +21,7 @@ use crate::maintain::layout::{NamedObject, place_of};
 use crate::maintain::orphans::list_refs;
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, Transition};
-use crate::root::heartbeat::published_base;
+use crate::root::heartbeat::published_bases;
 use crate::root::lists::{Lists, put_shard};
 use crate::root::run_groups::CoveredChange;
 use crate::root::snapshots::PackEntry;
@@ -83,13 +83,12 @@ pub async fn free_epochs(
     let Some(newest) = newest else {
         return Ok((Vec::new(), Vec::new()));
     };
-    for (id, session) in &root.sessions {
-        // The first base of a session is the epoch of its registration. It binds only once a
-        // heartbeat states it, so an absent heartbeat blocks deletion.
-        if Some(*id) == but {
-            continue;
-        }
-        let base = published_base(handle, *id).await?;
+    // The first base of a session is the epoch of its registration. It binds only once a heartbeat
+    // states it, so an absent heartbeat blocks deletion.
+    let sessions = || root.sessions.iter().filter(|(id, _)| Some(**id) != but);
+    let ids: Vec<SessionId> = sessions().map(|(id, _)| *id).collect();
+    let bases = published_bases(handle, ids).await?;
+    for ((id, session), base) in sessions().zip(bases) {
         if base.is_none_or(|base| base < newest) {
             holding.push(Holding {
                 session: *id,

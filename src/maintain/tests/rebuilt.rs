@@ -10,10 +10,11 @@ use proptest::prelude::*;
 
 use crate::maintain::rebuild::{self, Left, Record, Remains, Taken};
 use crate::retain::{Policy, plan};
-use crate::root::form::SMALL_BYTES_MAX;
+use crate::root::form::{Form, SMALL_BYTES_MAX, SMALL_SESSIONS_MAX};
 use crate::root::record::{CommitRecord, RecordedSnapshot, Replayed};
 use crate::root::snapshots::{SnapshotEntry, SnapshotList};
 use crate::root::state::{Root, SessionId};
+use crate::root::transition::TAKING_SESSIONS_MAX;
 
 fn id(sequence: u64) -> Id {
     Id([sequence as u8; 32])
@@ -166,6 +167,37 @@ fn the_last_commit_may_not_have_carried_out_what_it_says() {
     // A session leaves journals only after its first commit.
     let finished = rebuild::finished(last_known, id(2), &journals_of(2));
     assert!(finished.contains(&SessionId(1)));
+}
+
+/// A session must be able to enter it, to carry out what the others left.
+#[test]
+fn a_root_that_is_too_small_for_its_sessions_becomes_a_large_one() {
+    let records: Vec<Record> = (1..=70)
+        .map(|of| {
+            let (_, mut record) = record(1);
+            record.volume = format!("v{of}");
+            (Id([of; 32]), record)
+        })
+        .collect();
+    let left = |count: u8| {
+        let sessions = (1..=count).map(|of| (format!("v{of}"), SessionId(u64::from(of))));
+        rebuilt_with(&records, &sessions.collect())
+    };
+    let most = (SMALL_SESSIONS_MAX + TAKING_SESSIONS_MAX) as u8;
+    for (count, is_large) in [(0, false), (most - 1, false), (most, true), (70, true)] {
+        let mut root = left(count);
+        assert_eq!(root.sessions.len(), usize::from(count));
+        assert_eq!(rebuild::enlarge(&mut root), is_large, "{count}");
+        assert_eq!(root.form == Form::Large, is_large, "{count}");
+        assert!(!rebuild::enlarge(&mut root), "it has room now");
+    }
+    let mut full = left(0);
+    while full.room().expect("it fits") > 1024 {
+        let name = format!("{:0200}", full.volumes.len());
+        let like = full.volumes["v1"].clone();
+        full.volumes.insert(name, like);
+    }
+    assert!(rebuild::enlarge(&mut full));
 }
 
 /// Returns the records of five commits, and of the removal of the volume after them, which need not

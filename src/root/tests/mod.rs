@@ -4,6 +4,7 @@ mod adding;
 mod commit;
 mod commit_packs;
 mod early;
+mod fences;
 mod form;
 mod handle;
 mod journal;

@@ -134,6 +134,7 @@ pub fn key_of(class: Class) -> String {
         Class::Root => "root".to_owned(),
         Class::Session => "sessions/0000000000000001".to_owned(),
         Class::Journal => "journal/0000000000000002/0000000000000001/0000000000000001".to_owned(),
+        Class::Fence => "fence/0000000000000001".to_owned(),
         Class::List | Class::Index | Class::DataPack | Class::MetadataPack | Class::Run => {
             NAME.key(class)
         }

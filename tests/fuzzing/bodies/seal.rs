@@ -7,6 +7,9 @@ use bkfs_chunker::crypto::{
 };
 use bkfs_store::lock::LOCK_DAYS_MAX;
 
+/// Incompatible features that this program knows.
+const KNOWN: u64 = Features::EPOCHS | Features::LARGE;
+
 /// Bytes per byte of an object: its payload, decrypted and copied.
 const BOX_FACTOR: usize = 3;
 
@@ -38,7 +41,7 @@ pub fn object(input: &[u8]) {
         let opener = keyring.object_opener(class, &key, header);
         let header = *opener.expect("the whole object opened").header();
         assert_eq!((header.class, header.repository), (class, REPOSITORY));
-        assert_eq!(header.features.incompatible & !Features::EPOCHS, 0);
+        assert_eq!(header.features.incompatible & !KNOWN, 0);
         if header.algorithm == Algorithm::Aes256Gcm && header.key_epoch != keyring.epoch() {
             assert!(class != Class::Root, "a root of an older epoch opened");
             continue;
@@ -63,7 +66,7 @@ pub fn payload(input: &[u8]) {
     for keyring in keyrings() {
         let object = keyring.seal_object(class, &key, features, salt, payload);
         let opened = keyring.open_object(class, &key, &object);
-        match features.incompatible & !Features::EPOCHS {
+        match features.incompatible & !KNOWN {
             0 => assert_eq!(opened.as_deref(), Ok(payload)),
             bits => assert_eq!(opened, Err(OpenError::UnknownFeatures { bits })),
         }

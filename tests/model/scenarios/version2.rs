@@ -83,7 +83,7 @@ pub const REBUILT: Scenario = Scenario {
     rebuilds: true,
     reaches: &[
         Event::Rebuilt,
-        Event::AcknowledgedAfterRebuild,
+        Event::AcknowledgedWhileLost,
         Event::FsyncRefused,
         Event::Replayed,
         Event::Committed,

@@ -6,7 +6,7 @@
 //! line for each figure.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,8 @@ use bkfs_store::{
     Layer, MemoryStore, Operation, Store, StoreError, StoreErrorKind, StoreOptions, Version,
     parse_url,
 };
+use bkfs_testing::counting::{Counters, CountingStore};
+use bkfs_testing::fault::{Fault, FaultStore, Strike};
 use bytes::Bytes;
 use futures::future::join_all;
 use zeroize::Zeroizing;
@@ -71,83 +73,18 @@ impl Passwords for Open {
     }
 }
 
-/// What the hosts share.
+/// A store that refuses a second replacement of an object within a second, while it is told to.
 #[derive(Debug, Default)]
-struct Shared {
-    /// Whether the store refuses a second write to one object within a second.
-    is_ruled: AtomicBool,
-    written: Mutex<HashMap<String, Instant>>,
-    replacements: AtomicU64,
-}
-
-/// The bucket as one host sees it.
-#[derive(Debug)]
-struct Far {
+struct Ruled {
     bucket: MemoryStore,
-    delay: Duration,
-    shared: Arc<Shared>,
-    fetched: AtomicU64,
-}
-
-impl Far {
-    /// Returns the bucket as another host sees it.
-    fn again(&self) -> Self {
-        self.again_at(self.delay)
-    }
-
-    fn again_at(&self, delay: Duration) -> Self {
-        Self {
-            bucket: self.bucket.clone(),
-            delay,
-            shared: self.shared.clone(),
-            fetched: AtomicU64::new(0),
-        }
-    }
-
-    async fn come(&self, bytes: Bytes) -> Bytes {
-        self.fetched
-            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        bytes
-    }
+    is_on: AtomicBool,
+    replaced: Mutex<HashMap<String, Instant>>,
 }
 
 #[async_trait]
-impl Layer for Far {
+impl Layer for Ruled {
     fn below(&self) -> &dyn Store {
         &self.bucket
-    }
-
-    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
-        tokio::time::sleep(self.delay).await;
-        let (bytes, version) = self.bucket.get(key).await?;
-        Ok((self.come(bytes).await, version))
-    }
-
-    async fn get_if_changed(
-        &self,
-        key: &str,
-        known: &Version,
-    ) -> Result<Option<(Bytes, Version)>, StoreError> {
-        tokio::time::sleep(self.delay).await;
-        match self.bucket.get_if_changed(key, known).await? {
-            Some((bytes, version)) => Ok(Some((self.come(bytes).await, version))),
-            None => Ok(None),
-        }
-    }
-
-    async fn get_range(&self, key: &str, range: std::ops::Range<u64>) -> Result<Bytes, StoreError> {
-        tokio::time::sleep(self.delay).await;
-        Ok(self.come(self.bucket.get_range(key, range).await?).await)
-    }
-
-    async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
-        tokio::time::sleep(self.delay).await;
-        self.bucket.put_new(key, body).await
-    }
-
-    async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
-        tokio::time::sleep(self.delay).await;
-        self.bucket.put(key, body).await
     }
 
     async fn replace(
@@ -156,41 +93,70 @@ impl Layer for Far {
         body: Vec<Bytes>,
         expected: &Version,
     ) -> Result<Version, StoreError> {
-        tokio::time::sleep(self.delay).await;
-        self.shared.replacements.fetch_add(1, Ordering::Relaxed);
-        if self.shared.is_ruled.load(Ordering::Relaxed) {
-            let mut written = self.shared.written.lock().expect("no panic");
-            let last = written.get(key).copied();
+        if self.is_on.load(Ordering::Relaxed) {
+            let mut replaced = self.replaced.lock().expect("no panic");
+            let last = replaced.get(key).copied();
             if last.is_some_and(|last| last.elapsed() < Duration::from_secs(1)) {
                 let kind = StoreErrorKind::Throttled;
                 return Err(StoreError::new(kind, Operation::Replace, key, "too often"));
             }
-            written.insert(key.to_owned(), Instant::now());
+            replaced.insert(key.to_owned(), Instant::now());
         }
         self.bucket.replace(key, body, expected).await
     }
 }
 
+/// The bucket of all hosts.
+struct Bucket {
+    ruled: Arc<Ruled>,
+    /// Counts the requests of all.
+    counted: Arc<CountingStore>,
+    /// The delay of each request.
+    delay: Duration,
+}
+
+impl Bucket {
+    /// Returns a bucket with an empty repository, whose root is a large one.
+    async fn large(delay: Duration) -> Outcome<Self> {
+        let ruled = Arc::<Ruled>::default();
+        let counted = Arc::new(CountingStore::new(ruled.clone()));
+        create_on(&Environment::this(), counted.clone(), None).await?;
+        let admin = opened(counted.clone()).await?;
+        let holder = admin.environment.holder("bkfs upgrade");
+        make_large(&admin.handle, holder, &*admin.environment.processes).await?;
+        Ok(Self {
+            ruled,
+            counted,
+            delay,
+        })
+    }
+
+    /// Returns the bucket as one host sees it, and what that host asks for.
+    fn far(&self) -> (Arc<dyn Store>, Arc<Counters>) {
+        let own = CountingStore::new(self.counted.clone());
+        let counters = own.counters();
+        let far = FaultStore::new(Arc::new(own));
+        far.plan(Strike::with(Fault::Delay(self.delay)).always());
+        (Arc::new(far), counters)
+    }
+
+    /// Returns how often a host has tried to replace the root.
+    fn attempts(&self) -> u64 {
+        let counters = self.counted.counters();
+        counters.tally(Operation::Replace).requests
+    }
+}
+
 /// A host with a mount.
 struct Host {
-    far: Arc<Far>,
+    counters: Arc<Counters>,
     mount: Assembled,
 }
 
 impl Host {
-    async fn begin(
-        bucket: &MemoryStore,
-        shared: &Arc<Shared>,
-        delay: Duration,
-        number: usize,
-    ) -> Outcome<Self> {
-        let far = Arc::new(Far {
-            bucket: bucket.clone(),
-            delay,
-            shared: shared.clone(),
-            fetched: AtomicU64::new(0),
-        });
-        let repository = opened(far.clone()).await?;
+    async fn begin(bucket: &Bucket, number: usize) -> Outcome<Self> {
+        let (store, counters) = bucket.far();
+        let repository = opened(store).await?;
         let plan = MountPlan {
             clone_of: None,
             observed: Default::default(),
@@ -203,7 +169,12 @@ impl Host {
             spool: None,
         };
         let mount = plan.assemble(&tokio::runtime::Handle::current()).await?;
-        Ok(Self { far, mount })
+        Ok(Self { counters, mount })
+    }
+
+    /// Returns how many bytes it has fetched.
+    fn fetched(&self) -> u64 {
+        self.counters.total().bytes_read
     }
 
     fn volume(&self) -> Arc<Volume> {
@@ -270,13 +241,13 @@ fn tell(what: &str, mut seconds: Vec<f64>) {
 }
 
 /// Makes a snapshot on each of these hosts at once.
-async fn at_once(what: &str, hosts: &[Host], shared: &Shared) -> Outcome<()> {
-    let before = shared.replacements.load(Ordering::Relaxed);
+async fn at_once(what: &str, hosts: &[Host], bucket: &Bucket) -> Outcome<()> {
+    let before = bucket.attempts();
     let begun = Instant::now();
     let made = join_all(hosts.iter().map(|host| host.snapshot(what))).await;
     let made: Outcome<Vec<f64>> = made.into_iter().collect();
     let all = begun.elapsed().as_secs_f64();
-    let attempts = shared.replacements.load(Ordering::Relaxed) - before;
+    let attempts = bucket.attempts() - before;
     let per_commit = attempts as f64 / hosts.len() as f64;
     println!("{what}: all in {all:.1} s, {per_commit:.2} attempts per commit");
     tell(what, made?);
@@ -284,8 +255,8 @@ async fn at_once(what: &str, hosts: &[Host], shared: &Shared) -> Outcome<()> {
 }
 
 /// Collects, and prints how long that takes.
-async fn gather(far: Arc<Far>) -> Outcome<()> {
-    let repository = opened(far).await?;
+async fn gather(bucket: &Bucket) -> Outcome<()> {
+    let repository = opened(bucket.far().0).await?;
     let options = Options {
         undelete_window: jiff::SignedDuration::ZERO,
         workspace: Workspace::IN_MEMORY,
@@ -302,9 +273,9 @@ async fn gather(far: Arc<Far>) -> Outcome<()> {
 }
 
 /// Commits on some hosts every second. Meanwhile asks one more host for fsync, and collects.
-async fn busy(hosts: &[Host], shared: &Shared) -> Outcome<()> {
+async fn busy(hosts: &[Host], bucket: &Bucket) -> Outcome<()> {
     let (quiet, others) = hosts.split_last().ok_or("there is no host")?;
-    let before = shared.replacements.load(Ordering::Relaxed);
+    let before = bucket.attempts();
     let commits = others.iter().take(BUSY).map(|host| async move {
         let mut seconds = Vec::new();
         for round in 0..BUSY_S {
@@ -318,23 +289,23 @@ async fn busy(hosts: &[Host], shared: &Shared) -> Outcome<()> {
         let (mut most, mut slowest) = (0, 0.0_f64);
         for round in 0..BUSY_S / 2 {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            let fetched = quiet.far.fetched.load(Ordering::Relaxed);
+            let fetched = quiet.fetched();
             let begun = Instant::now();
             quiet.write(&format!("sync-{round}")).await?;
             quiet.volume().fsync().await?;
             slowest = slowest.max(begun.elapsed().as_secs_f64());
-            most = most.max(quiet.far.fetched.load(Ordering::Relaxed) - fetched);
+            most = most.max(quiet.fetched() - fetched);
         }
         println!("fsync of 64 KiB meanwhile: at most {most} bytes fetched, slowest {slowest:.2} s");
         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
     };
-    let gathers = gather(Arc::new(quiet.far.again()));
+    let gathers = gather(bucket);
     let (seconds, synced, gathered) = tokio::join!(join_all(commits), syncs, gathers);
     synced?;
     gathered?;
     let seconds: Outcome<Vec<Vec<f64>>> = seconds.into_iter().collect();
     let seconds = seconds?.concat();
-    let attempts = shared.replacements.load(Ordering::Relaxed) - before;
+    let attempts = bucket.attempts() - before;
     let per_commit = attempts as f64 / seconds.len() as f64;
     println!(
         "{} commits: {per_commit:.2} attempts per commit",
@@ -388,8 +359,8 @@ impl Transition for Fill {
 
 /// Measures commands at a root that is full, and a volume with many snapshots.
 async fn full(snapshots: usize, delay: Duration) -> Outcome<()> {
-    let (bucket, shared) = large().await?;
-    let near = Host::begin(&bucket, &shared, Duration::ZERO, 0).await?;
+    let mut bucket = Bucket::large(Duration::ZERO).await?;
+    let near = Host::begin(&bucket, 0).await?;
     near.write("file").await?;
     let begun = Instant::now();
     for number in 0..snapshots {
@@ -401,16 +372,15 @@ async fn full(snapshots: usize, delay: Duration) -> Outcome<()> {
     }
     let seconds = begun.elapsed().as_secs_f64();
     println!("{snapshots} snapshots made in {seconds:.0} s, without a delay");
-    let far = near.far.clone();
     near.mount.finish().await?;
-    let admin = opened(Arc::new(bucket.clone())).await?;
+    let admin = opened(bucket.counted.clone()).await?;
     let by = admin.environment.holder("crowd");
     admin.handle.update(&mut Fill { by }).await?;
-    let root = bucket.get(ROOT_KEY).await?.0.len();
+    let root = bucket.ruled.bucket.get(ROOT_KEY).await?.0.len();
     println!("root: {SESSIONS} sessions, {VOLUMES} volumes, {root} bytes");
-    let far = Arc::new(far.again_at(delay));
+    bucket.delay = delay;
     let begun = Instant::now();
-    let repository = opened(far.clone()).await?;
+    let repository = opened(bucket.far().0).await?;
     println!("open: {:.2} s", begun.elapsed().as_secs_f64());
     let begun = Instant::now();
     let listed = repository.snapshots().await?;
@@ -421,7 +391,7 @@ async fn full(snapshots: usize, delay: Duration) -> Outcome<()> {
     );
     drop(repository);
     let begun = Instant::now();
-    let host = Host::begin(&bucket, &shared, delay, 0).await?;
+    let host = Host::begin(&bucket, 0).await?;
     println!("open and mount: {:.2} s", begun.elapsed().as_secs_f64());
     host.write("other").await?;
     host.volume().commit().await?;
@@ -437,33 +407,23 @@ async fn full(snapshots: usize, delay: Duration) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns an empty repository with a large root.
-async fn large() -> Outcome<(MemoryStore, Arc<Shared>)> {
-    let bucket = MemoryStore::new();
-    create_on(&Environment::this(), Arc::new(bucket.clone()), None).await?;
-    let admin = opened(Arc::new(bucket.clone())).await?;
-    let holder = admin.environment.holder("bkfs upgrade");
-    make_large(&admin.handle, holder, &*admin.environment.processes).await?;
-    Ok((bucket, Arc::default()))
-}
-
 /// Measures hosts at work at the same time.
 async fn crowd(count: usize, delay: Duration) -> Outcome<()> {
-    let (bucket, shared) = large().await?;
+    let bucket = Bucket::large(delay).await?;
     let mut hosts = Vec::new();
     let mut ready = Vec::new();
     for number in 0..count {
         let begun = Instant::now();
-        hosts.push(Host::begin(&bucket, &shared, delay, number).await?);
+        hosts.push(Host::begin(&bucket, number).await?);
         ready.push(begun.elapsed().as_secs_f64());
     }
     tell("open and mount, one after the other", ready);
-    at_once("snapshots at once", &hosts, &shared).await?;
-    busy(&hosts, &shared).await?;
-    shared.is_ruled.store(true, Ordering::Relaxed);
+    at_once("snapshots at once", &hosts, &bucket).await?;
+    busy(&hosts, &bucket).await?;
+    bucket.ruled.is_on.store(true, Ordering::Relaxed);
     let ruled = &hosts[..RULED.min(hosts.len())];
-    at_once("snapshots at once, one write a second", ruled, &shared).await?;
-    shared.is_ruled.store(false, Ordering::Relaxed);
+    at_once("snapshots at once, one write a second", ruled, &bucket).await?;
+    bucket.ruled.is_on.store(false, Ordering::Relaxed);
     let begun = Instant::now();
     for ended in join_all(hosts.into_iter().map(|host| host.mount.finish())).await {
         ended?;

@@ -365,9 +365,23 @@ pub struct Remains<'a> {
 /// them. All others are absent, and find themselves fenced.
 ///
 /// Volumes take at most half of a root. Removed ones are left out first: those without journals, the
-/// oldest before all, then those with some.
+/// oldest before all, then those with some. The root is a large one if a small one would leave out
+/// any with journals, or have no room for sessions that carry those out.
 pub fn root(remains: &Remains<'_>) -> (Root, Vec<String>) {
+    let (mut root, left_out) = root_in(Form::Small, remains);
+    let leaves_journals = left_out.iter().any(|(has_journals, _)| *has_journals);
+    let (root, left_out) = match leaves_journals || enlarge(&mut root) {
+        true => root_in(Form::Large, remains),
+        false => (root, left_out),
+    };
+    (root, left_out.into_iter().map(|(_, name)| name).collect())
+}
+
+/// Returns the root in this form, and the volumes that it leaves out, each with whether it has
+/// journals.
+fn root_in(form: Form, remains: &Remains<'_>) -> (Root, Vec<(bool, String)>) {
     let mut root = Root::new(remains.repository, remains.nonce);
+    root.form = form;
     let by_id: HashMap<Id, &CommitRecord> = remains
         .records
         .iter()
@@ -411,17 +425,17 @@ pub fn root(remains: &Remains<'_>) -> (Root, Vec<String>) {
 
 /// Takes removed volumes out of a root until the root takes no more than half of the bytes that it
 /// may have. `removed` has them with whether they left journals and the times of their removals, by
-/// which they are ordered. Returns those that it has taken out.
-fn make_room(root: &mut Root, mut removed: Vec<(bool, Timestamp, &String)>) -> Vec<String> {
+/// which they are ordered. Returns those that it has taken out, each with whether it has journals.
+fn make_room(root: &mut Root, mut removed: Vec<(bool, Timestamp, &String)>) -> Vec<(bool, String)> {
     removed.sort();
     let mut left_out = Vec::new();
-    for (_, _, volume) in removed {
+    for (has_journals, _, volume) in removed {
         let room = root.room();
         if room.is_ok_and(|room| room >= root.bytes_max() / 2) {
             break;
         }
         root.volumes.remove(volume);
-        left_out.push(volume.clone());
+        left_out.push((has_journals, volume.clone()));
     }
     left_out
 }

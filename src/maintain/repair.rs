@@ -36,6 +36,7 @@ use super::repair_plan::RepairPlan;
 use super::reread::{require_lost, require_still_lost};
 use crate::root::ended_sessions::set_aside;
 use crate::root::error::RootError;
+use crate::root::form::Form;
 use crate::root::lists::put_entries;
 use crate::root::repository::probe;
 use crate::root::retry::random;
@@ -327,8 +328,8 @@ fn plan_root(
         epoch: findings.leftover_epoch,
         seen: findings.known_generation.max(listed),
     };
-    let (mut root, left_out) = rebuild::root(&remains);
-    if rebuild::enlarge(&mut root) {
+    let (root, left_out) = rebuild::root(&remains);
+    if root.form == Form::Large {
         plan.steps.push(LARGE.to_owned());
     } else if findings.bucket.keys().any(|key| is_fence(key)) {
         plan.steps.push(SMALL.to_owned());
@@ -489,8 +490,20 @@ async fn mend_planned(
 const LARGE: &str = "make the new root a large one, as bkfs upgrade does: it would have no room \
                      otherwise, and earlier versions of bkfs refuse it";
 
+/// Why a planned root is not written.
+const CHANGED: &str = "it was changed meanwhile, and the mounts that were at work have ended: mount \
+                       again if it can be read, or run the check again";
+
 /// What a plan says if the lost root may have been a large one.
 const SMALL: &str = "make the new root a small one: bkfs upgrade makes it large again";
+
+/// Returns whether another root came before the planned one.
+fn is_passed(kind: StoreErrorKind) -> bool {
+    matches!(
+        kind,
+        StoreErrorKind::Conflict | StoreErrorKind::AlreadyExists
+    )
+}
 
 fn is_fence(key: &str) -> bool {
     matches!(place_of(key), NamedObject::Fence(_))
@@ -576,6 +589,7 @@ async fn write_root(
                 reason: error.to_string(),
             })
         }
+        Err(error) if is_passed(error.kind()) => Err(RootError::damaged(ROOT_KEY, CHANGED)),
         Err(error) => Err(error.into()),
     }
 }

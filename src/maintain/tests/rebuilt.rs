@@ -187,9 +187,10 @@ fn a_root_that_is_too_small_for_its_sessions_becomes_a_large_one() {
     for (count, is_large) in [(0, false), (most - 1, false), (most, true), (70, true)] {
         let mut root = left(count);
         assert_eq!(root.sessions.len(), usize::from(count));
-        assert_eq!(rebuild::enlarge(&mut root), is_large, "{count}");
         assert_eq!(root.form == Form::Large, is_large, "{count}");
         assert!(!rebuild::enlarge(&mut root), "it has room now");
+        let payload = root.encode().expect("it can be written");
+        assert_eq!(Root::decode_as(root.form, &payload), Ok(root));
     }
     let mut full = left(0);
     while full.room().expect("it fits") > 1024 {
@@ -294,6 +295,25 @@ fn removed_volumes_leave_room_in_a_rebuilt_root() {
     let left = ("clone-of-last-night-0".to_owned(), SessionId(77));
     let root = rebuilt_with(&records, &BTreeSet::from([left]));
     assert!(root.volumes.contains_key("clone-of-last-night-0"));
+    assert!(root.sessions.contains_key(&SessionId(77)));
+}
+
+/// What was acknowledged weighs more than the form that earlier programs read.
+#[test]
+fn a_removed_volume_with_journals_is_left_out_of_no_root_that_can_be_larger() {
+    let mut records: Vec<Record> = (0..400)
+        .map(|number| only_record(format!("living-{number}"), number))
+        .collect();
+    let mut removed = only_record("removed".to_owned(), 500);
+    removed.1.removes = true;
+    records.push(removed);
+    let root = rebuilt(&records);
+    assert_eq!(root.form, Form::Small);
+    assert!(!root.volumes.contains_key("removed"), "it has no room");
+    let left = ("removed".to_owned(), SessionId(77));
+    let root = rebuilt_with(&records, &BTreeSet::from([left]));
+    assert_eq!(root.form, Form::Large);
+    assert!(root.volumes.contains_key("removed"));
     assert!(root.sessions.contains_key(&SessionId(77)));
 }
 

@@ -9,12 +9,10 @@ use std::sync::Arc;
 
 use bkfs_chunker::crypto::Keyring;
 use bkfs_store::Store;
-use futures::{StreamExt, TryStreamExt, stream};
 
 use super::check::Findings;
 use super::layout::{NamedObject, place_of};
 use super::options::CheckOptions;
-use super::scan::READS_AT_ONCE;
 use crate::root::error::RootError;
 use crate::root::state::{Root, SessionId};
 use crate::root::{fence, listing};
@@ -49,11 +47,8 @@ pub(super) async fn fence(
     sessions: BTreeSet<SessionId>,
     (findings, root): (&Findings, &Root),
 ) -> Result<(), RootError> {
-    let writes = sessions
-        .into_iter()
-        .map(|id| fence::write_to(store, keyring, &options.policy, &options.entropy, id));
-    let writes = stream::iter(writes).buffer_unordered(READS_AT_ONCE);
-    writes.try_collect::<()>().await?;
+    let means = (&options.policy, &options.entropy);
+    fence::write_all(store, keyring, means, sessions).await?;
     let is_unknown = |id: SessionId| !root.sessions.contains_key(&id);
     for key in listed(store, "journal/").await? {
         if !findings.bucket.contains_key(&key) && writer(&key).is_some_and(is_unknown) {

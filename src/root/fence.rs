@@ -14,10 +14,9 @@ use super::error::RootError;
 use super::form::Form;
 use super::handle::RootHandle;
 use super::patient_reads::PatientReads;
-use super::reading::open_root;
 use super::refusal::Refusal;
 use super::retry::{RetryPolicy, patiently, random};
-use super::state::{ROOT_KEY, Root, SessionId};
+use super::state::{Root, SessionId};
 use bkfs_chunker::crypto::{Class, Features, Keyring};
 use bkfs_store::entropy::Entropy;
 use bkfs_store::{Operation, Store, StoreErrorKind};
@@ -48,7 +47,8 @@ pub(super) fn are_used(root: &Root) -> bool {
 ///
 /// # Errors
 /// [`RootError::Refused`] with [`Refusal::Fenced`] if the session does not hold the volume;
-/// [`RootError::Store`] if the store does not answer in time; the errors of [`open_root`].
+/// [`RootError::Store`] if the store does not answer in time; the errors of
+/// [`RootHandle::read_whole`].
 pub(super) async fn begin(
     handle: &RootHandle,
     session: SessionId,
@@ -62,20 +62,34 @@ pub(super) async fn begin(
     let announced = async {
         announce.await?;
         // All of it is read, since one that cannot be read may have the version that is known.
-        let (object, version) = PatientReads::of(handle).get(ROOT_KEY).await?;
-        let view = open_root(handle.keyring(), &object, version)?;
+        let view = handle.read_whole().await?;
         view.root.require_holder(session, volume)?;
         Ok(())
     };
-    tokio::try_join!(announced, write_all(handle, &view.root, volume))?;
+    // An earlier holder may have crashed before it had written all of them.
+    let ended = view.root.ending_sessions(volume);
+    let (policy, entropy) = (handle.policy(), handle.entropy());
+    let fences = write_all(handle.store(), handle.keyring(), (&policy, entropy), ended);
+    tokio::try_join!(announced, fences)?;
     Ok(())
 }
 
-/// Writes the fences of all ended sessions of a volume, until the store has answered for each. Only
-/// for the holder of the volume in `root`. It does not know how far an earlier holder came.
-async fn write_all(handle: &RootHandle, root: &Root, volume: &str) -> Result<(), RootError> {
-    let ended = root.ending_sessions(volume).into_iter();
-    let writes = ended.map(|session| write(handle, session));
+/// Writes the fences of these sessions into a bucket, whose root may be lost, until the store has
+/// answered for each.
+///
+/// Cancel safety: dropped, it has written some of them.
+///
+/// # Errors
+/// [`RootError::Store`] if the store does not answer in time.
+pub(crate) async fn write_all(
+    store: &Arc<dyn Store>,
+    keyring: &Keyring,
+    (policy, entropy): (&RetryPolicy, &Arc<dyn Entropy>),
+    sessions: impl IntoIterator<Item = SessionId>,
+) -> Result<(), RootError> {
+    let writes = sessions
+        .into_iter()
+        .map(|session| write(store, keyring, (policy, entropy), session));
     stream::iter(writes)
         .buffer_unordered(WRITTEN_AT_ONCE)
         .try_collect()
@@ -83,20 +97,10 @@ async fn write_all(handle: &RootHandle, root: &Root, volume: &str) -> Result<(),
 }
 
 /// Writes one fence. A request without an answer is sent again.
-async fn write(handle: &RootHandle, session: SessionId) -> Result<(), RootError> {
-    let (store, keyring, entropy) = (handle.store(), handle.keyring(), handle.entropy());
-    write_to(store, keyring, &handle.policy(), entropy, session).await
-}
-
-/// Writes one fence into a bucket, whose root may be lost.
-///
-/// # Errors
-/// [`RootError::Store`] if the store does not answer in time.
-pub(crate) async fn write_to(
+async fn write(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
-    policy: &RetryPolicy,
-    entropy: &Arc<dyn Entropy>,
+    (policy, entropy): (&RetryPolicy, &Arc<dyn Entropy>),
     session: SessionId,
 ) -> Result<(), RootError> {
     let (key, salt) = (session.fence_key(), random(&**entropy));
@@ -117,7 +121,8 @@ pub(crate) async fn write_to(
 /// the root shows it as the holder.
 ///
 /// A fence decides only for a session that a large root has shown as the holder. One of a small root
-/// may have left it before that became large, and has no fence.
+/// may have left it before that became large, and has no fence. And while the last read of the root
+/// has failed, the root decides.
 ///
 /// # Errors
 /// [`RootError::Refused`] with [`Refusal::Fenced`]; [`RootError::Unopenable`] if what stands in the
@@ -130,7 +135,7 @@ pub(super) async fn require_none(
 ) -> Result<(), RootError> {
     let known = handle.current();
     let is_holder = known.root.require_holder(session, volume).is_ok();
-    if !(are_used(&known.root) && is_holder) {
+    if !(are_used(&known.root) && is_holder) || handle.is_in_doubt() {
         let view = handle.refresh().await?;
         view.root.require_holder(session, volume)?;
         return Ok(());
@@ -140,11 +145,11 @@ pub(super) async fn require_none(
         Err(error) if error.is_not_found() => return Ok(()),
         found => found?.0,
     };
-    let opened = handle.keyring().open_object(Class::Fence, &key, &object);
-    opened.map_err(|source| RootError::Unopenable { key, source })?;
     // The root may say who holds the volume now.
     if let Ok(Ok(view)) = tokio::time::timeout(NAME_WITHIN, handle.refresh()).await {
         view.root.require_holder(session, volume)?;
     }
+    let opened = handle.keyring().open_object(Class::Fence, &key, &object);
+    opened.map_err(|source| RootError::Unopenable { key, source })?;
     Err(Refusal::Fenced { by: None }.into())
 }

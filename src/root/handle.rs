@@ -20,6 +20,7 @@
 use super::ancestry::{Rebuilds, require_descent, require_generation, shorten};
 use super::attempt::{Attempt, Fate, Made, is_decided, is_over, unsettled};
 use super::chain::{Chain, RootMark};
+pub use super::change::{Applied, Transition};
 use super::error::RootError;
 use super::lists::DirectLists;
 use super::lock_rule;
@@ -29,50 +30,16 @@ use super::retry::{Pauses, RetryPolicy, bounded, is_refusal, random};
 use super::start::Start;
 use super::state::{ROOT_KEY, Root, SessionId};
 use super::view::RootView;
-use async_trait::async_trait;
 use bkfs_chunker::crypto::{Class, Keyring};
 use bkfs_store::entropy::Entropy;
 use bkfs_store::{Operation, Store, StoreError, Version};
 use bytes::Bytes;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::{Mutex, watch};
 
 /// Reads of the root before the store is blamed for showing a root that it has replaced.
 const CONFIRMING_LOOKS: u32 = 3;
-
-/// One change of the root, which is tried until it is made or refused.
-#[async_trait]
-pub trait Transition: Send {
-    /// Result for the caller after the change was made.
-    type Output: Send;
-
-    /// Session that makes it, live in the root being replaced (rule 2 ‡). `None` only to register
-    /// one, or where none may stand.
-    fn session(&self) -> Option<SessionId>;
-
-    /// Makes the change in `next`, a copy of the root being replaced with its new generation. Runs
-    /// again for every root it is tried on; may upload objects that the new root names.
-    ///
-    /// # Errors
-    /// [`RootError::Refused`] if the root does not admit the change; errors of reads and uploads.
-    async fn apply(&mut self, next: &mut Root) -> Result<Self::Output, RootError>;
-
-    /// Whether the change was made before `root`, any successor of an unanswered attempt's base.
-    ///
-    /// # Errors
-    /// That of a list that this reads. It is then not known whether the change was made.
-    async fn seen(&mut self, root: &Root) -> Result<bool, RootError>;
-}
-
-/// Proof that a change was made.
-#[derive(Clone, Debug)]
-pub struct Applied<T> {
-    /// The generation of the root that made it.
-    pub generation: u64,
-    /// Output of the transition.
-    pub output: T,
-}
 
 /// The root in this process. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -92,6 +59,10 @@ struct Inner {
     made: parking_lot::Mutex<Made>,
     /// Roots that a repair made during this process.
     rebuilds: Rebuilds,
+    /// Whether the last read of the root failed.
+    in_doubt: AtomicBool,
+    /// The length of the root object that was read or made last, in bytes.
+    length: AtomicUsize,
     /// One replacement at a time; holds the last one while its outcome is unknown.
     turn: Mutex<Option<Attempt>>,
 }
@@ -151,6 +122,8 @@ impl RootHandle {
             known,
             made: parking_lot::Mutex::default(),
             rebuilds: Rebuilds::default(),
+            in_doubt: AtomicBool::new(false),
+            length: AtomicUsize::new(0),
             turn: Mutex::new(None),
         }));
         if accept_rollback && let Err(error) = handle.0.memory.accept(found).await {
@@ -222,17 +195,37 @@ impl RootHandle {
     /// [`RootError::NotDescended`], [`RootError::Rollback`], [`RootError::NotAtomic`], or its
     /// damage; store errors.
     pub async fn refresh(&self) -> Result<Arc<RootView>, RootError> {
+        let read = self.read(true).await;
+        self.0.in_doubt.store(read.is_err(), Ordering::Relaxed);
+        read
+    }
+
+    /// As [`Self::refresh`], but reads all of the root also if its version has not changed.
+    ///
+    /// # Errors
+    /// Those of [`Self::refresh`].
+    pub(super) async fn read_whole(&self) -> Result<Arc<RootView>, RootError> {
+        self.read(false).await
+    }
+
+    /// Returns whether the last call of [`Self::refresh`] that ended has failed.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.0.in_doubt.load(Ordering::Relaxed)
+    }
+
+    /// Reads the root, without its body if it has not changed and `spares` says so.
+    async fn read(&self, spares: bool) -> Result<Arc<RootView>, RootError> {
+        let store = &self.0.store;
         let mut pauses = self.pauses();
         loop {
             let before = self.current();
-            let read = self
-                .bounded(
-                    &pauses,
-                    Operation::Get,
-                    self.0.store.get_if_changed(ROOT_KEY, &before.version),
-                )
-                .await;
-            match read {
+            let request = async {
+                match spares {
+                    true => store.get_if_changed(ROOT_KEY, &before.version).await,
+                    false => store.get(ROOT_KEY).await.map(Some),
+                }
+            };
+            match self.bounded(&pauses, Operation::Get, request).await {
                 Ok(None) => return Ok(self.current()),
                 Ok(Some((bytes, version))) => {
                     return self
@@ -385,6 +378,7 @@ impl RootHandle {
             self.0
                 .keyring
                 .seal_object(Class::Root, ROOT_KEY, features, self.random(), &payload);
+        self.0.length.store(body.len(), Ordering::Relaxed);
         // The store's answer brings the version.
         let next = RootView {
             root,
@@ -509,6 +503,7 @@ impl RootHandle {
     }
 
     fn decode(&self, object: &Bytes, version: Version) -> Result<RootView, RootError> {
+        self.0.length.store(object.len(), Ordering::Relaxed);
         open_root(&self.0.keyring, object, version)
     }
 
@@ -580,7 +575,7 @@ impl RootHandle {
         operation: Operation,
         request: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        let policy = pauses.policy_for(self.current().root.bytes_max());
+        let policy = pauses.policy_for(self.0.length.load(Ordering::Relaxed));
         bounded(&policy, operation, ROOT_KEY, request).await
     }
 

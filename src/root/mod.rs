@@ -15,6 +15,7 @@
 //! | [`chain`] | ancestors of a root (pure) |
 //! | [`ancestry`] | older parts of the chain; whether a root descends from one seen before |
 //! | [`error`] | errors, by the caller's action |
+//! | [`change`] | what a change of the root says of itself |
 //! | `attempt` | answers that end a replacement of the root |
 //! | [`handle`] | reads the root, replaces it, and decides the fate of unanswered replacements |
 //! | [`view`] | a root as it was read or written |
@@ -66,6 +67,7 @@ mod attempt;
 pub(crate) mod blocking;
 pub mod carried;
 pub mod chain;
+pub mod change;
 pub mod choice;
 pub mod cloning;
 pub mod commit;

@@ -17,6 +17,7 @@ use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinHandle;
 
 /// Returns a store with a large root, without sessions and volumes.
 async fn large() -> Arc<dyn Store> {
@@ -49,6 +50,17 @@ fn writer(session: &OpenSession) -> JournalWriter {
 
 async fn has_fence(store: &Arc<dyn Store>, session: SessionId) -> bool {
     store.get(&session.fence_key()).await.is_ok()
+}
+
+/// Lets a session enter whose object is held back until the gate opens.
+async fn held_back(faults: &Arc<FaultStore>) -> (Gate, JoinHandle<Result<OpenSession, RootError>>) {
+    let gate = Gate::new();
+    let hold = Strike::with(Fault::HoldBefore(gate.clone()));
+    faults.plan(hold.on(Operation::Put).keys("sessions/").times(2));
+    let store: Arc<dyn Store> = faults.clone();
+    let entering = tokio::spawn(async move { take(&store, 1, "a").await });
+    a_while().await;
+    (gate, entering)
 }
 
 /// Lets tasks run until they wait for what the test holds back.
@@ -196,12 +208,7 @@ async fn what_is_no_fence_confirms_nothing_and_ends_nothing() {
 async fn a_session_begins_once_its_object_and_a_root_after_that_show_it() {
     let faults = Arc::new(FaultStore::new(large().await));
     let store: Arc<dyn Store> = faults.clone();
-    let gate = Gate::new();
-    let hold = Strike::with(Fault::HoldBefore(gate.clone()));
-    faults.plan(hold.on(Operation::Put).keys("sessions/").times(2));
-    let bucket = store.clone();
-    let entering = tokio::spawn(async move { take(&bucket, 1, "a").await });
-    a_while().await;
+    let (gate, entering) = held_back(&faults).await;
     assert!(!entering.is_finished(), "no repair would know it");
     take(&store, 2, "b").await.expect("taken");
     gate.open();
@@ -213,13 +220,7 @@ async fn a_session_begins_once_its_object_and_a_root_after_that_show_it() {
 #[tokio::test(start_paused = true)]
 async fn a_session_does_not_begin_by_a_root_that_cannot_be_read() {
     let faults = Arc::new(FaultStore::new(large().await));
-    let store: Arc<dyn Store> = faults.clone();
-    let gate = Gate::new();
-    let hold = Strike::with(Fault::HoldBefore(gate.clone()));
-    faults.plan(hold.on(Operation::Put).keys("sessions/").times(2));
-    let bucket = store.clone();
-    let entering = tokio::spawn(async move { take(&bucket, 1, "a").await });
-    a_while().await;
+    let (gate, entering) = held_back(&faults).await;
     let rotten = Strike::with(Fault::FlipBit(1 << 11));
     faults.plan(rotten.on(Operation::Get).keys(ROOT_KEY).always());
     gate.open();
@@ -247,6 +248,28 @@ async fn a_heartbeat_asks_for_the_fence() {
     let told = standing.wait_for(|standing| matches!(standing, Standing::Fenced(_)));
     let told = tokio::time::timeout(2 * HEARTBEAT_INTERVAL, told).await;
     told.expect("in time").expect("it is told");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_root_that_is_lost_or_rolled_back_is_noticed_within_a_minute() {
+    for is_lost in [true, false] {
+        let store = large().await;
+        let (older, _) = store.get(ROOT_KEY).await.expect("it is there");
+        let session = take(&store, 1, "a").await.expect("free");
+        let writer = writer(&session);
+        write(&writer, entry(1)).await.expect("written");
+        writer.confirm().await.expect("it holds the volume");
+        if is_lost {
+            store.delete(ROOT_KEY).await.expect("it was there");
+        } else {
+            let (_, version) = store.get(ROOT_KEY).await.expect("it is there");
+            let replaced = store.replace(ROOT_KEY, vec![older], &version).await;
+            replaced.expect("nothing comes between");
+        }
+        tokio::time::sleep(6 * HEARTBEAT_INTERVAL).await;
+        let refused = writer.confirm().await;
+        refused.expect_err("no root shows that it holds the volume");
+    }
 }
 
 /// A new holder of version 1 writes no fence.

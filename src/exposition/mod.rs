@@ -108,7 +108,7 @@ impl Exposition {
 
     /// Adds the histogram of how long the state of the volume was locked, and the longest hold.
     pub fn holds(&mut self, holds: &Holds) {
-        let help = "How long one operation kept all others of the volume waiting.";
+        let help = "How long one operation kept all others of the volume waiting, of one in 17.";
         let histogram = Values::Histogram(holds.clone());
         self.family("state_lock_hold_seconds", help, histogram);
         let help = "The longest of these times since the mount began.";

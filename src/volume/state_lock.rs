@@ -3,7 +3,9 @@
 //! Owns: the measurement. Does not own: the state, nor what is done under the lock.
 //!
 //! Every operation of a mount takes this lock, so the longest hold is the longest time for which
-//! one operation delays another.
+//! one operation delays another. A small file takes the lock thirty times, and the clock costs as
+//! much as a short hold. So one hold in [`ONE_IN`] is measured, or each where the log of this module
+//! has the level `debug`.
 
 use std::ops::{Deref, DerefMut};
 use std::panic::Location;
@@ -17,16 +19,19 @@ use crate::volume::state::VolumeState;
 /// The upper limits of the classes of holds, in microseconds. A last class has no limit.
 pub const HOLD_LIMITS_US: [u64; 9] = [10, 50, 100, 500, 1_000, 5_000, 10_000, 50_000, 250_000];
 
-/// A hold that is at least this long is logged, at the level `debug`.
+/// One hold in this many is measured. A prime, since what a tool does to each of its files repeats.
+const ONE_IN: u32 = 17;
+
+/// A measured hold that is at least this long is logged, at the level `debug`.
 const LOGGED: Duration = Duration::from_millis(5);
 
-/// How often and how long the lock was held.
+/// The holds that were measured.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Holds {
     /// The number of holds up to each limit of [`HOLD_LIMITS_US`], not counting those up to the
     /// limit before it; then the number of longer holds.
     pub counts: [u64; HOLD_LIMITS_US.len() + 1],
-    /// The sum of all holds.
+    /// Their sum.
     pub total: Duration,
     /// The longest hold.
     pub longest: Duration,
@@ -34,8 +39,8 @@ pub struct Holds {
 
 impl Holds {
     fn add(&mut self, hold: Duration) {
-        let class =
-            HOLD_LIMITS_US.partition_point(|limit_us| u128::from(*limit_us) < hold.as_micros());
+        let us = u64::try_from(hold.as_micros()).unwrap_or(u64::MAX);
+        let class = HOLD_LIMITS_US.partition_point(|limit_us| *limit_us < us);
         self.counts[class] += 1;
         self.total += hold;
         self.longest = self.longest.max(hold);
@@ -46,6 +51,18 @@ impl Holds {
 struct Measured {
     state: LiveState,
     holds: Holds,
+    /// The number of holds for each that is measured, and of those since the last one.
+    one_in: u32,
+    since: u32,
+}
+
+impl Measured {
+    /// Counts a hold that begins, and returns whether it is measured.
+    fn is_due(&mut self) -> bool {
+        let is_due = self.since == 0;
+        self.since = (self.since + 1) % self.one_in;
+        is_due
+    }
 }
 
 /// A volume's state under its lock.
@@ -58,6 +75,11 @@ impl StateLock {
         Self(Mutex::new(Measured {
             state: LiveState::new(state),
             holds: Holds::default(),
+            one_in: match tracing::enabled!(tracing::Level::DEBUG) {
+                true => 1,
+                false => ONE_IN,
+            },
+            since: 0,
         }))
     }
 
@@ -74,7 +96,7 @@ impl StateLock {
         Some(StateGuard::measuring(measured))
     }
 
-    /// Returns how long the lock was held so far.
+    /// Returns the holds that were measured so far.
     pub fn holds(&self) -> Holds {
         self.0.lock().holds.clone()
     }
@@ -88,10 +110,10 @@ pub struct StateGuard<'a> {
     hold: Hold,
 }
 
-/// A hold: since when, by which code, and for how long if it was long.
+/// A hold: since when if it is measured, by which code, and for how long if it was long.
 #[derive(Debug)]
 struct Hold {
-    since: Instant,
+    since: Option<Instant>,
     holder: &'static Location<'static>,
     long: Option<Duration>,
 }
@@ -106,9 +128,9 @@ impl Drop for Hold {
 
 impl<'a> StateGuard<'a> {
     #[track_caller]
-    fn measuring(measured: MutexGuard<'a, Measured>) -> Self {
+    fn measuring(mut measured: MutexGuard<'a, Measured>) -> Self {
         let hold = Hold {
-            since: Instant::now(),
+            since: measured.is_due().then(Instant::now),
             holder: Location::caller(),
             long: None,
         };
@@ -119,11 +141,14 @@ impl<'a> StateGuard<'a> {
     pub fn give_way(&mut self) {
         self.count();
         MutexGuard::bump(&mut self.measured);
-        self.hold.since = Instant::now();
+        self.hold.since = self.measured.is_due().then(Instant::now);
     }
 
     fn count(&mut self) {
-        let hold = self.hold.since.elapsed();
+        let Some(since) = self.hold.since else {
+            return;
+        };
+        let hold = since.elapsed();
         self.measured.holds.add(hold);
         if hold >= LOGGED {
             self.hold.long = self.hold.long.max(Some(hold));
@@ -184,5 +209,18 @@ mod tests {
         assert!(holds.longest >= pause, "{holds:?}");
         assert_eq!(holds.total, holds.longest);
         assert_eq!(lock.try_lock().map(|state| state.operation), Some(7));
+    }
+
+    #[test]
+    fn one_hold_in_seventeen_is_measured() {
+        let lock = StateLock::new(VolumeState::new(Id([0; 32]), Totals::default()));
+        for holds in 1..=35_u64 {
+            match holds % 2 {
+                0 => drop(lock.lock()),
+                _ => drop(lock.try_lock()),
+            }
+            let measured = lock.holds().counts.iter().sum::<u64>();
+            assert_eq!(measured, holds.div_ceil(17), "after {holds}");
+        }
     }
 }

@@ -105,7 +105,9 @@ fn unpacked(
 ) -> Outcome<(f64, Holds)> {
     let bucket = context.fresh("bucket")?;
     let url = text(&bucket).to_owned();
-    let program = context.program.clone();
+    // The log of this part, without which only some holds are measured.
+    let log = "warn,bkfs::volume::state_lock=debug".to_owned();
+    let program = context.program.with(&[("BKFS_LOG", log)]);
     program.init(&url)?;
     let mounted = program.mount(&url, &context.fresh("mount")?)?;
     let target = |name: &str| mounted.path().join(name);

@@ -16,7 +16,7 @@ use bkfs_chunker::error::ContentError;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::verify::Verifier;
-use bkfs_store::Store;
+use bkfs_store::{Store, Version};
 
 use super::blame::{Blame, Head};
 use super::contents::{Learned, Walk};
@@ -82,6 +82,8 @@ pub struct Findings {
     pub content_store: ContentStore,
     /// Why the root may be of a newer program, if it says so.
     pub newer_root: Option<String>,
+    /// What stood in the place of a root that cannot be read, before the bucket was listed.
+    pub lost_root: Option<Version>,
     /// Snapshots in any list of the bucket; filled only if the root or a list is lost.
     pub leftover_snapshots: Vec<SnapshotEntry>,
     /// The highest epoch in any heartbeat; filled in the same cases.
@@ -184,6 +186,10 @@ async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings,
     let mut newer_root = None;
     let handle = scan.root(&mut report, &mut newer_root).await?;
     let root = handle.as_ref().map(|handle| handle.current().root.clone());
+    let lost_root = match root {
+        Some(_) => None,
+        None => scan.lost_root().await,
+    };
     let content_store = open_content_store(scan.store, scan.keyring, options)?;
     let mut tallies = RunTallies::new(root.as_ref(), random(&*options.entropy));
     let (listed, mut indexed) = match &root {
@@ -234,6 +240,7 @@ async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings,
         lost_groups,
         content_store,
         newer_root,
+        lost_root,
         leftover_snapshots,
         leftover_epoch,
         unread,

@@ -2,7 +2,8 @@
 //!
 //! Owns their fences. A session of a large root acknowledges as long as it finds no fence, whatever
 //! became of the root, and the new root knows only sessions that have journals. So the fences come
-//! first, and no journal may have come before them since the check.
+//! first, and no journal may have come before them since the check. Sessions of a small root go by
+//! what stands in its place, which [`super::lost_root`] takes from them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,8 +18,9 @@ use crate::root::error::RootError;
 use crate::root::state::{Root, SessionId};
 use crate::root::{fence, listing};
 
-/// Returns the sessions that have an object or a journal in the bucket. Call this before the look at
-/// what stands in the place of the root: a session that comes later enters another root than that.
+/// Returns the sessions that have an object or a journal in the bucket. Call this after
+/// [`super::lost_root::shut`]: no session begins by the lost root any more, and each that has begun
+/// has an object.
 ///
 /// # Errors
 /// [`RootError::Store`] if the store fails.
@@ -33,22 +35,32 @@ pub(super) async fn find(store: &Arc<dyn Store>) -> Result<BTreeSet<SessionId>, 
     Ok(of_objects.chain(of_journals).collect())
 }
 
-/// Writes the fences of these sessions. Then no session that `root`, the new one, does not know may
-/// have written a journal since the check.
+/// Writes the fences of these sessions. Call this after [`super::lost_root::require_shut`].
 ///
 /// Cancel safety: dropped, it has written some of the fences.
 ///
 /// # Errors
-/// [`RootError::Damaged`] if there is such a journal; [`RootError::Store`] if the store fails.
+/// [`RootError::Store`] if the store fails.
 pub(super) async fn fence(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
     options: &CheckOptions,
     sessions: BTreeSet<SessionId>,
-    (findings, root): (&Findings, &Root),
 ) -> Result<(), RootError> {
     let means = (&options.policy, &options.entropy);
-    fence::write_all(store, keyring, means, sessions).await?;
+    fence::write_all(store, keyring, means, sessions).await
+}
+
+/// Checks that no session which `root`, the new one, does not know has written a journal since the
+/// check. Call this once all of them have ended.
+///
+/// # Errors
+/// [`RootError::Damaged`] if there is such a journal; [`RootError::Store`] if the store fails.
+pub(super) async fn require_known(
+    store: &Arc<dyn Store>,
+    findings: &Findings,
+    root: &Root,
+) -> Result<(), RootError> {
     let is_unknown = |id: SessionId| !root.sessions.contains_key(&id);
     for key in listed(store, "journal/").await? {
         if !findings.bucket.contains_key(&key) && writer(&key).is_some_and(is_unknown) {

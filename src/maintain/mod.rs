@@ -30,6 +30,7 @@
 //! | [`repair`] | plans a repair, and executes it |
 //! | `mend` | one replacement of a root by the planned one |
 //! | `left_journals` | journals that are left after the root was lost |
+//! | `lost_root` | what stands in the place of a lost root, and the new root there |
 //! | `lost_sessions` | ends the sessions of a lost root |
 //! | `reread` | reads once more what a repair is about to give up |
 //! | `refusal` | objects that a repair refuses to touch |
@@ -63,6 +64,7 @@ pub mod journals;
 pub mod judge;
 pub mod layout;
 mod left_journals;
+mod lost_root;
 mod lost_sessions;
 mod mend;
 pub mod merging;

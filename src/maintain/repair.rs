@@ -19,7 +19,7 @@ use bkfs_chunker::crypto::{Class, Features, Keyring};
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
-use bkfs_store::{Store, StoreErrorKind, Version};
+use bkfs_store::Store;
 
 use super::abandon::{self, Broken};
 use super::anew::{self, Closed};
@@ -27,13 +27,13 @@ use super::blame::reach;
 use super::check::{Findings, examine_without};
 use super::layout::{NamedObject, place_of};
 use super::left_journals;
-use super::lost_sessions;
 use super::mend::mend;
 use super::options::CheckOptions;
 use super::rebuild::{self, Remains, Taken};
-use super::refusal::{may_be_replaced, refuse, refuse_newer_keys};
+use super::refusal::{refuse, refuse_newer_keys};
 use super::repair_plan::RepairPlan;
 use super::reread::{require_lost, require_still_lost};
+use super::{lost_root, lost_sessions};
 use crate::root::ended_sessions::set_aside;
 use crate::root::error::RootError;
 use crate::root::form::Form;
@@ -490,45 +490,11 @@ async fn mend_planned(
 const LARGE: &str = "make the new root a large one, as bkfs upgrade does: it would have no room \
                      otherwise, and earlier versions of bkfs refuse it";
 
-/// Why a planned root is not written.
-const CHANGED: &str = "it was changed meanwhile, and the mounts that were at work have ended: mount \
-                       again if it can be read, or run the check again";
-
 /// What a plan says if the lost root may have been a large one.
 const SMALL: &str = "make the new root a small one: bkfs upgrade makes it large again";
 
-/// Returns whether another root came before the planned one.
-fn is_passed(kind: StoreErrorKind) -> bool {
-    matches!(
-        kind,
-        StoreErrorKind::Conflict | StoreErrorKind::AlreadyExists
-    )
-}
-
 fn is_fence(key: &str) -> bool {
     matches!(place_of(key), NamedObject::Fence(_))
-}
-
-/// Returns the version of what stands in the place of the root, if anything does.
-///
-/// # Errors
-/// [`RootError::Damaged`] if it is a root that must not be replaced; store errors.
-async fn standing(
-    store: &Arc<dyn Store>,
-    keyring: &Keyring,
-    options: &CheckOptions,
-) -> Result<Option<Version>, RootError> {
-    let (bytes, version) = match store.get(ROOT_KEY).await {
-        Err(error) if error.is_not_found() => return Ok(None),
-        found => found?,
-    };
-    match may_be_replaced(&**store, keyring, &bytes, &version, options).await? {
-        true => Ok(Some(version)),
-        false => Err(RootError::damaged(
-            ROOT_KEY,
-            "another repair has just replaced it: run the check again",
-        )),
-    }
 }
 
 /// Writes the first root after the last one was lost, unless something that it goes without can be
@@ -566,30 +532,21 @@ async fn write_root(
     let payload = root.encode()?;
     let features = root.form.stated_in(Features::NONE.with_witness());
     let object = keyring.seal_object(Class::Root, ROOT_KEY, features, salt, &payload);
+    // It ends no session in vain, if it can see that now.
+    lost_sessions::require_known(store, findings, &root).await?;
+    let examined = findings.lost_root.as_ref();
+    let shut = lost_root::shut(store, keyring, options, examined).await?;
     let sessions = lost_sessions::find(store).await?;
-    // A session that enters a root which stands after this changes it.
-    let standing = standing(store, keyring, options).await?;
-    lost_sessions::fence(store, keyring, options, sessions, (findings, &root)).await?;
-    let written = match standing {
-        Some(version) => store.replace(ROOT_KEY, vec![object], &version).await,
-        None => store.put_new(ROOT_KEY, vec![object]).await,
-    };
-    match written {
-        Ok(_) => {
-            // This machine knows what the new root goes without: it has just said so.
-            if let Some(memory) = &options.memory
-                && let Err(error) = memory.accept(root.mark()).await
-            {
-                tracing::warn!(%error, "cannot remember the root that was written");
-            }
-            Ok(())
-        }
-        Err(error) if error.kind() == StoreErrorKind::OutcomeUnknown => {
-            Err(RootError::OutcomeUnknown {
-                reason: error.to_string(),
-            })
-        }
-        Err(error) if is_passed(error.kind()) => Err(RootError::damaged(ROOT_KEY, CHANGED)),
-        Err(error) => Err(error.into()),
+    // One that has entered the root of another repair needs no fence.
+    lost_root::require_shut(store, shut.as_ref()).await?;
+    lost_sessions::fence(store, keyring, options, sessions).await?;
+    lost_sessions::require_known(store, findings, &root).await?;
+    lost_root::put(store, keyring, shut, (object, root.mark())).await?;
+    // This machine knows what the new root goes without: it has just said so.
+    if let Some(memory) = &options.memory
+        && let Err(error) = memory.accept(root.mark()).await
+    {
+        tracing::warn!(%error, "cannot remember the root that was written");
     }
+    Ok(())
 }

@@ -12,7 +12,7 @@ use bkfs_chunker::error::ContentError;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::verify::Verifier;
 use bkfs_store::lock::LockRule;
-use bkfs_store::{Store, StoreError, StoreErrorKind};
+use bkfs_store::{Store, StoreError, StoreErrorKind, Version};
 
 use super::indexed::Indexed;
 use super::layout::{self, place_of};
@@ -321,6 +321,16 @@ impl Scan<'_> {
             report.add(Problem::new(ROOT_KEY, ProblemKind::RolledBack, what));
         }
         Ok(Some(handle))
+    }
+
+    /// Returns the version of what stands in the place of a lost root, if anything does that can be
+    /// fetched.
+    pub async fn lost_root(&self) -> Option<Version> {
+        self.store
+            .get(ROOT_KEY)
+            .await
+            .ok()
+            .map(|(_, version)| version)
     }
 
     /// Compares the root with this machine's memory, and stores it there.

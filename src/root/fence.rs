@@ -121,8 +121,8 @@ async fn write(
 /// the root shows it as the holder.
 ///
 /// A fence decides only for a session that a large root has shown as the holder. One of a small root
-/// may have left it before that became large, and has no fence. And while the last read of the root
-/// has failed, the root decides.
+/// may have left it before that became large, and has no fence. If the last look at the root failed,
+/// it is read before that.
 ///
 /// # Errors
 /// [`RootError::Refused`] with [`Refusal::Fenced`]; [`RootError::Unopenable`] if what stands in the
@@ -133,11 +133,13 @@ pub(super) async fn require_none(
     session: SessionId,
     volume: &str,
 ) -> Result<(), RootError> {
-    let known = handle.current();
-    let is_holder = known.root.require_holder(session, volume).is_ok();
-    if !(are_used(&known.root) && is_holder) || handle.is_in_doubt() {
-        let view = handle.refresh().await?;
+    let mut view = handle.current();
+    let is_holder = view.root.require_holder(session, volume).is_ok();
+    if !(are_used(&view.root) && is_holder) || handle.is_in_doubt() {
+        view = handle.refresh().await?;
         view.root.require_holder(session, volume)?;
+    }
+    if !are_used(&view.root) {
         return Ok(());
     }
     let key = session.fence_key();

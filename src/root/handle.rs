@@ -21,10 +21,12 @@ use super::ancestry::{Rebuilds, require_descent, require_generation, shorten};
 use super::attempt::{Attempt, Fate, Made, is_decided, is_over, unsettled};
 use super::chain::{Chain, RootMark};
 pub use super::change::{Applied, Transition};
+use super::doubt::{Look, Looks};
 use super::error::RootError;
 use super::lists::DirectLists;
 use super::lock_rule;
 use super::memory::GenerationMemory;
+pub use super::parts::RootParts;
 use super::reading::{first_view, open_root};
 use super::retry::{Pauses, RetryPolicy, bounded, is_refusal, random};
 use super::start::Start;
@@ -35,7 +37,7 @@ use bkfs_store::entropy::Entropy;
 use bkfs_store::{Operation, Store, StoreError, Version};
 use bytes::Bytes;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{Mutex, watch};
 
 /// Reads of the root before the store is blamed for showing a root that it has replaced.
@@ -59,29 +61,10 @@ struct Inner {
     made: parking_lot::Mutex<Made>,
     /// Roots that a repair made during this process.
     rebuilds: Rebuilds,
-    /// Whether the last read of the root failed.
-    in_doubt: AtomicBool,
-    /// The length of the root object that was read or made last, in bytes.
-    length: AtomicUsize,
+    /// Reads of the root, and whether a later one must show that it stands.
+    looks: Looks,
     /// One replacement at a time; holds the last one while its outcome is unknown.
     turn: Mutex<Option<Attempt>>,
-}
-
-/// Parameters of a [`RootHandle`].
-#[derive(Clone, Debug)]
-pub struct RootParts {
-    /// The bucket.
-    pub store: Arc<dyn Store>,
-    /// The repository's keys.
-    pub keyring: Keyring,
-    /// Source of salts, nonces and jitter.
-    pub entropy: Arc<dyn Entropy>,
-    /// This machine's memory of the repository.
-    pub memory: Arc<dyn GenerationMemory>,
-    /// Timeouts and back-off.
-    pub policy: RetryPolicy,
-    /// Accept and remember the root as it is found, whatever this machine remembers.
-    pub accept_rollback: bool,
 }
 
 impl RootHandle {
@@ -122,8 +105,7 @@ impl RootHandle {
             known,
             made: parking_lot::Mutex::default(),
             rebuilds: Rebuilds::default(),
-            in_doubt: AtomicBool::new(false),
-            length: AtomicUsize::new(0),
+            looks: Looks::default(),
             turn: Mutex::new(None),
         }));
         if accept_rollback && let Err(error) = handle.0.memory.accept(found).await {
@@ -189,15 +171,13 @@ impl RootHandle {
     }
 
     /// Reads the root by a request sent after this call (step `FsyncGet` needs that); an unchanged
-    /// root costs no body.
+    /// root costs no body, unless the last look failed.
     ///
     /// # Errors
     /// [`RootError::NotDescended`], [`RootError::Rollback`], [`RootError::NotAtomic`], or its
     /// damage; store errors.
     pub async fn refresh(&self) -> Result<Arc<RootView>, RootError> {
-        let read = self.read(true).await;
-        self.0.in_doubt.store(read.is_err(), Ordering::Relaxed);
-        read
+        self.read(true).await
     }
 
     /// As [`Self::refresh`], but reads all of the root also if its version has not changed.
@@ -208,9 +188,9 @@ impl RootHandle {
         self.read(false).await
     }
 
-    /// Returns whether the last call of [`Self::refresh`] that ended has failed.
+    /// Returns whether a read of the root has failed, and no later one was good.
     pub(super) fn is_in_doubt(&self) -> bool {
-        self.0.in_doubt.load(Ordering::Relaxed)
+        self.0.looks.are_in_doubt()
     }
 
     /// Reads the root, without its body if it has not changed and `spares` says so.
@@ -219,20 +199,25 @@ impl RootHandle {
         let mut pauses = self.pauses();
         loop {
             let before = self.current();
+            // One that cannot be read may have the version that is known.
+            let spares = spares && !self.is_in_doubt();
+            let mut look = self.0.looks.begin();
             let request = async {
                 match spares {
                     true => store.get_if_changed(ROOT_KEY, &before.version).await,
                     false => store.get(ROOT_KEY).await.map(Some),
                 }
             };
-            match self.bounded(&pauses, Operation::Get, request).await {
-                Ok(None) => return Ok(self.current()),
-                Ok(Some((bytes, version))) => {
-                    return self
-                        .accept(self.decode(&bytes, version)?, before.root.mark())
-                        .await;
+            let read = self.bounded(&pauses, Operation::Get, request).await;
+            look.answered();
+            match read {
+                Ok(None) => {
+                    look.good();
+                    return Ok(self.current());
                 }
+                Ok(Some(object)) => return self.shown(look, object, before.root.mark()).await,
                 Err(error) if self.bears(&error) => {
+                    drop(look);
                     pauses.pause(&error).await.map_err(|_| error)?
                 }
                 Err(error) => return Err(error.into()),
@@ -378,12 +363,12 @@ impl RootHandle {
             self.0
                 .keyring
                 .seal_object(Class::Root, ROOT_KEY, features, self.random(), &payload);
-        self.0.length.store(body.len(), Ordering::Relaxed);
         // The store's answer brings the version.
         let next = RootView {
             root,
             version: base.version.clone(),
             features,
+            length: body.len(),
         };
         Ok((
             Attempt {
@@ -463,7 +448,8 @@ impl RootHandle {
         for _ in 0..CONFIRMING_LOOKS {
             let look = self.0.store.get_if_changed(ROOT_KEY, &made.version);
             let looked = self.bounded(&pauses, Operation::Get, look).await;
-            let looked = looked.map(|read| read.map(|(bytes, at)| self.decode(&bytes, at)));
+            let open = |(bytes, at): (Bytes, Version)| open_root(&self.0.keyring, &bytes, at);
+            let looked = looked.map(|read| read.map(open));
             let Ok(Some(Ok(view))) = looked else {
                 return Ok(());
             };
@@ -490,21 +476,35 @@ impl RootHandle {
             },
         };
         loop {
+            let mut seen = self.0.looks.begin();
             let read = self.bounded(pauses, Operation::Get, self.0.store.get(ROOT_KEY));
-            match read.await {
-                Ok((bytes, version)) => {
-                    let view = self.decode(&bytes, version).map_err(unknown)?;
-                    return self.accept(view, attempt.base).await.map_err(unknown);
+            let read = read.await;
+            seen.answered();
+            match read {
+                Ok(object) => {
+                    let shown = self.shown(seen, object, attempt.base).await;
+                    return shown.map_err(unknown);
                 }
-                Err(error) if self.bears(&error) => pauses.pause(&error).await?,
+                Err(error) if self.bears(&error) => {
+                    drop(seen);
+                    pauses.pause(&error).await?
+                }
                 Err(error) => return Err(unknown(error.into())),
             }
         }
     }
 
-    fn decode(&self, object: &Bytes, version: Version) -> Result<RootView, RootError> {
-        self.0.length.store(object.len(), Ordering::Relaxed);
-        open_root(&self.0.keyring, object, version)
+    /// Records what a look has shown; see [`Self::accept`].
+    async fn shown(
+        &self,
+        look: Look<'_>,
+        (bytes, version): (Bytes, Version),
+        floor: RootMark,
+    ) -> Result<Arc<RootView>, RootError> {
+        let view = open_root(&self.0.keyring, &bytes, version)?;
+        let known = self.accept(view, floor).await?;
+        look.good();
+        Ok(known)
     }
 
     /// Records a root whose read was sent when `floor` was known; returns the newest known.
@@ -575,7 +575,7 @@ impl RootHandle {
         operation: Operation,
         request: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        let policy = pauses.policy_for(self.0.length.load(Ordering::Relaxed));
+        let policy = pauses.policy_for(self.current().length);
         bounded(&policy, operation, ROOT_KEY, request).await
     }
 

@@ -15,8 +15,10 @@
 //! | [`chain`] | ancestors of a root (pure) |
 //! | [`ancestry`] | older parts of the chain; whether a root descends from one seen before |
 //! | [`error`] | errors, by the caller's action |
+//! | `doubt` | whether the root can be read |
 //! | [`change`] | what a change of the root says of itself |
 //! | `attempt` | answers that end a replacement of the root |
+//! | [`parts`] | what a handle of the root needs |
 //! | [`handle`] | reads the root, replaces it, and decides the fate of unanswered replacements |
 //! | [`view`] | a root as it was read or written |
 //! | [`reading`] | decodes the bytes of a root |
@@ -72,6 +74,7 @@ pub mod choice;
 pub mod cloning;
 pub mod commit;
 pub mod commit_request;
+mod doubt;
 mod drills;
 mod early;
 mod encoding;
@@ -99,6 +102,7 @@ pub mod lock_rule;
 mod loss;
 pub mod memory;
 pub mod padding;
+pub mod parts;
 pub mod passed_over;
 mod patient_reads;
 pub mod put_back;

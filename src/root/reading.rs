@@ -74,5 +74,6 @@ pub(crate) fn open_root(
         root,
         version,
         features,
+        length: object.len(),
     })
 }

@@ -16,4 +16,6 @@ pub struct RootView {
     pub version: Version,
     /// Feature bits of its header, which every later root carries as well.
     pub features: Features,
+    /// Length of the object, in bytes.
+    pub length: usize,
 }

@@ -3,6 +3,7 @@
 use super::journal::{entry, found, write};
 use super::support::*;
 use crate::root::error::{ErrorKind, RootError};
+use crate::root::fence::write_all;
 use crate::root::form::Form;
 use crate::root::heartbeat::{HEARTBEAT_INTERVAL, Standing};
 use crate::root::holder::SystemProcesses;
@@ -256,6 +257,8 @@ async fn a_root_that_is_lost_or_rolled_back_is_noticed_within_a_minute() {
         let store = large().await;
         let (older, _) = store.get(ROOT_KEY).await.expect("it is there");
         let session = take(&store, 1, "a").await.expect("free");
+        // As every mount does.
+        session.handle.bear_refusals();
         let writer = writer(&session);
         write(&writer, entry(1)).await.expect("written");
         writer.confirm().await.expect("it holds the volume");
@@ -269,6 +272,59 @@ async fn a_root_that_is_lost_or_rolled_back_is_noticed_within_a_minute() {
         tokio::time::sleep(6 * HEARTBEAT_INTERVAL).await;
         let refused = writer.confirm().await;
         refused.expect_err("no root shows that it holds the volume");
+    }
+}
+
+/// The repair that has written it may not have replaced the root yet.
+#[tokio::test(start_paused = true)]
+async fn a_session_in_doubt_of_its_root_asks_for_its_fence_too() {
+    let faults = Arc::new(FaultStore::new(large().await));
+    let store: Arc<dyn Store> = faults.clone();
+    let session = take(&store, 1, "a").await.expect("free");
+    let writer = writer(&session);
+    write(&writer, entry(1)).await.expect("written");
+    let denied = Strike::with(Fault::FailBefore(StoreErrorKind::Denied));
+    faults.plan(denied.keys(ROOT_KEY).times(2));
+    session.handle.refresh().await.expect_err("denied");
+    writer.confirm().await.expect_err("denied");
+    assert!(session.handle.is_in_doubt());
+    writer
+        .confirm()
+        .await
+        .expect("the root shows that it holds the volume");
+    assert!(!session.handle.is_in_doubt());
+    let (policy, entropy) = (session.handle.policy(), session.handle.entropy().clone());
+    let keyring = session.handle.keyring();
+    let written = write_all(&store, keyring, (&policy, &entropy), [session.id()]).await;
+    written.expect("the store answers");
+    let denied = Strike::with(Fault::FailBefore(StoreErrorKind::Denied));
+    faults.plan(denied.keys(ROOT_KEY));
+    session.handle.refresh().await.expect_err("denied");
+    let error = writer.confirm().await.expect_err("its fence stands");
+    assert_eq!(error.kind(), ErrorKind::Fenced);
+}
+
+/// Its bytes may have changed since the session read them.
+#[tokio::test(start_paused = true)]
+async fn a_session_in_doubt_of_its_root_does_not_go_by_its_version() {
+    for is_large in [false, true] {
+        let bucket = match is_large {
+            true => large().await,
+            false => memory().await,
+        };
+        let faults = Arc::new(FaultStore::new(bucket));
+        let store: Arc<dyn Store> = faults.clone();
+        let session = take(&store, 1, "a").await.expect("free");
+        let writer = writer(&session);
+        write(&writer, entry(1)).await.expect("written");
+        let denied = Strike::with(Fault::FailBefore(StoreErrorKind::Denied));
+        faults.plan(denied.keys(ROOT_KEY));
+        session.handle.refresh().await.expect_err("denied");
+        let rotten = Strike::with(Fault::FlipBit(1 << 11)).on(Operation::Get);
+        faults.plan(rotten.keys(ROOT_KEY).always());
+        writer.confirm().await.expect_err("it cannot be read");
+        faults.heal();
+        writer.confirm().await.expect("it holds the volume");
     }
 }
 

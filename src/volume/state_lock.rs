@@ -51,16 +51,17 @@ impl Holds {
 struct Measured {
     state: LiveState,
     holds: Holds,
-    /// The number of holds for each that is measured, and of those since the last one.
+    /// One hold in so many is measured.
     one_in: u32,
-    since: u32,
+    /// The number of holds before the next that is measured.
+    before: u32,
 }
 
 impl Measured {
     /// Counts a hold that begins, and returns whether it is measured.
     fn is_due(&mut self) -> bool {
-        let is_due = self.since == 0;
-        self.since = (self.since + 1) % self.one_in;
+        let is_due = self.before == 0;
+        self.before = if is_due { self.one_in } else { self.before } - 1;
         is_due
     }
 }
@@ -79,7 +80,7 @@ impl StateLock {
                 true => 1,
                 false => ONE_IN,
             },
-            since: 0,
+            before: 0,
         }))
     }
 
@@ -106,16 +107,27 @@ impl StateLock {
 #[derive(Debug)]
 pub struct StateGuard<'a> {
     measured: MutexGuard<'a, Measured>,
-    // After the lock: a long hold is logged when the state is unlocked.
-    hold: Hold,
+    // After the lock: a long hold is logged when the state is unlocked. None if it is not measured.
+    hold: Option<Hold>,
 }
 
-/// A hold: since when if it is measured, by which code, and for how long if it was long.
+/// A hold: since when, by which code, and for how long if it was long.
 #[derive(Debug)]
 struct Hold {
-    since: Option<Instant>,
+    since: Instant,
     holder: &'static Location<'static>,
     long: Option<Duration>,
+}
+
+impl Hold {
+    /// Returns a hold by this code that begins now.
+    fn by(holder: &'static Location<'static>) -> Self {
+        Self {
+            since: Instant::now(),
+            holder,
+            long: None,
+        }
+    }
 }
 
 impl Drop for Hold {
@@ -129,29 +141,32 @@ impl Drop for Hold {
 impl<'a> StateGuard<'a> {
     #[track_caller]
     fn measuring(mut measured: MutexGuard<'a, Measured>) -> Self {
-        let hold = Hold {
-            since: measured.is_due().then(Instant::now),
-            holder: Location::caller(),
-            long: None,
-        };
+        let hold = measured.is_due().then(|| Hold::by(Location::caller()));
         Self { measured, hold }
     }
 
     /// Lets the thread that has waited longest have the lock, if there is one, and takes it again.
+    #[track_caller]
     pub fn give_way(&mut self) {
         self.count();
+        // It is logged when the state is unlocked.
+        let long = self.hold.as_mut().and_then(|hold| hold.long.take());
         MutexGuard::bump(&mut self.measured);
-        self.hold.since = self.measured.is_due().then(Instant::now);
+        let is_due = self.measured.is_due();
+        self.hold = is_due.then(|| Hold::by(Location::caller()));
+        if let Some(hold) = &mut self.hold {
+            hold.long = long;
+        }
     }
 
     fn count(&mut self) {
-        let Some(since) = self.hold.since else {
+        let Some(hold) = &mut self.hold else {
             return;
         };
-        let hold = since.elapsed();
-        self.measured.holds.add(hold);
-        if hold >= LOGGED {
-            self.hold.long = self.hold.long.max(Some(hold));
+        let length = hold.since.elapsed();
+        self.measured.holds.add(length);
+        if length >= LOGGED {
+            hold.long = hold.long.max(Some(length));
         }
     }
 }

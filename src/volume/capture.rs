@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bkfs_chunker::swap;
+use futures::FutureExt;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
 use crate::extents;
@@ -300,16 +301,20 @@ impl Volume {
         epoch: u64,
         is_brief: bool,
     ) -> Result<bool, VolumeError> {
-        let flushes = inodes.into_iter().map(|inode| async move {
-            match is_brief {
-                true => self.flush_briefly(inode, epoch).await,
-                false => self
-                    .flush_file(inode, epoch, Reach::All)
-                    .await
-                    .map(|()| true),
-            }
+        // Boxed, since futures of thousands of files would take megabytes before the first one runs.
+        let flushes = inodes.into_iter().map(|inode| {
+            let flush = async move {
+                match is_brief {
+                    true => self.flush_briefly(inode, epoch).await,
+                    false => self
+                        .flush_file(inode, epoch, Reach::All)
+                        .await
+                        .map(|()| true),
+                }
+            };
+            flush.boxed()
         });
-        stream::iter(flushes.collect::<Vec<_>>())
+        stream::iter(flushes)
             .buffer_unordered(FLUSHES_AT_ONCE)
             .try_fold(true, |all, one| async move { Ok(all && one) })
             .await

@@ -188,7 +188,7 @@ async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings,
     let root = handle.as_ref().map(|handle| handle.current().root.clone());
     let lost_root = match root {
         Some(_) => None,
-        None => scan.lost_root().await,
+        None => scan.lost_root().await?,
     };
     let content_store = open_content_store(scan.store, scan.keyring, options)?;
     let mut tallies = RunTallies::new(root.as_ref(), random(&*options.entropy));

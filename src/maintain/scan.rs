@@ -325,12 +325,15 @@ impl Scan<'_> {
 
     /// Returns the version of what stands in the place of a lost root, if anything does that can be
     /// fetched.
-    pub async fn lost_root(&self) -> Option<Version> {
-        self.store
-            .get(ROOT_KEY)
-            .await
-            .ok()
-            .map(|(_, version)| version)
+    ///
+    /// # Errors
+    /// Store errors.
+    pub async fn lost_root(&self) -> Result<Option<Version>, RootError> {
+        match self.store.get(ROOT_KEY).await {
+            Ok((_, version)) => Ok(Some(version)),
+            Err(error) if error.is_not_found() || error.is_of_one_object() => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Compares the root with this machine's memory, and stores it there.

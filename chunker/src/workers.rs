@@ -1,17 +1,17 @@
 //! Execution of processor-bound jobs: a bounded pool of threads, or the calling task itself.
 //!
-//! Owns the bound of the queue, the contexts that jobs borrow, and the answer to the caller. The
-//! threads are rayon's. Knows nothing of the jobs. A job borrows a [`Scratch`], of which there are
-//! as many as threads. `Inline` runs a job at once in the calling task, so that a simulation on one
-//! thread is repeatable.
+//! Owns the threads, the bound of their queue, and the answer to the caller. Knows nothing of the
+//! jobs. Each thread lends its jobs a [`Scratch`]. `Inline` runs a job at once in the calling task,
+//! so that a simulation on one thread is repeatable.
 
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread;
 
+use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
-use rayon::{ThreadPool, ThreadPoolBuilder};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::error::ContentError;
@@ -24,7 +24,7 @@ const QUEUED_PER_THREAD: usize = 4;
 /// thread.
 const SMALL_BYTES: usize = 32 << 10;
 
-/// The contexts that are kept between jobs.
+/// The contexts that a thread keeps between jobs.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     /// Compresses and seals frames.
@@ -42,12 +42,24 @@ enum Mode {
     Pool(Pool),
 }
 
+type Job = Box<dyn FnOnce(&mut Scratch) + Send>;
+
 struct Pool {
-    threads: ThreadPool,
+    jobs: Sender<Job>,
     /// One permit for each job that runs or waits in the queue.
     places: Arc<Semaphore>,
-    /// The contexts that no job borrows now.
-    scratches: Arc<Mutex<Vec<Scratch>>>,
+    threads: usize,
+}
+
+/// Runs jobs until nothing can send one any more.
+fn work(queue: &Receiver<Job>) {
+    let mut scratch = Scratch::default();
+    while let Ok(job) = queue.recv() {
+        if catch_unwind(AssertUnwindSafe(|| job(&mut scratch))).is_err() {
+            // The job may have left its contexts in an invalid state.
+            scratch = Scratch::default();
+        }
+    }
 }
 
 impl Workers {
@@ -62,14 +74,17 @@ impl Workers {
     /// The error of the operating system if it refuses a thread.
     pub fn pool(threads: usize) -> io::Result<Self> {
         let threads = threads.max(1);
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|number| format!("bkfs-work-{number}"))
-            .build();
+        let (jobs, queue) = crossbeam_channel::unbounded();
+        for number in 0..threads {
+            let queue = queue.clone();
+            thread::Builder::new()
+                .name(format!("bkfs-work-{number}"))
+                .spawn(move || work(&queue))?;
+        }
         Ok(Self(Arc::new(Mode::Pool(Pool {
-            threads: pool.map_err(io::Error::other)?,
+            jobs,
             places: Arc::new(Semaphore::new(threads * (1 + QUEUED_PER_THREAD))),
-            scratches: Arc::default(),
+            threads,
         }))))
     }
 
@@ -77,7 +92,7 @@ impl Workers {
     pub fn threads(&self) -> usize {
         match &*self.0 {
             Mode::Inline(_) => 1,
-            Mode::Pool(pool) => pool.threads.current_num_threads(),
+            Mode::Pool(pool) => pool.threads,
         }
     }
 
@@ -129,20 +144,15 @@ impl Pool {
             .await
             .expect("the workers' places are never closed");
         let (answer, result) = oneshot::channel();
-        let scratches = Arc::clone(&self.scratches);
-        self.threads.spawn_fifo(move || {
+        let job: Job = Box::new(move |scratch| {
             let _place = place;
-            let mut scratch = scratches.lock().pop().unwrap_or_default();
-            // A panic that reaches rayon ends the process. A panicking job may leave its contexts
-            // in an invalid state: they are dropped.
-            let _ = catch_unwind(AssertUnwindSafe(|| {
-                let done = job(&mut scratch);
-                scratches.lock().push(scratch);
-                // The caller may have dropped its future; then the answer is dropped here, which
-                // may panic too.
-                let _ = answer.send(done);
-            }));
+            // The caller may have dropped its future; then the answer is dropped here, which may
+            // panic.
+            let _ = answer.send(job(scratch));
         });
+        self.jobs
+            .send(job)
+            .expect("the workers end after their last caller");
         result
             .await
             .map_err(|_| ContentError::Internal("a worker's job panicked"))

@@ -21,6 +21,7 @@ use super::ancestry::{Rebuilds, require_descent, require_generation, shorten};
 use super::attempt::{Attempt, Fate, Made, is_decided, is_over, unsettled};
 use super::chain::{Chain, RootMark};
 pub use super::change::{Applied, Transition};
+use super::contention::Races;
 use super::doubt::{Look, Looks};
 use super::error::RootError;
 use super::lists::DirectLists;
@@ -264,7 +265,9 @@ impl RootHandle {
             None => self.refresh().await?,
         };
         let mut pauses = self.pauses();
+        let mut races = Races::of(transition.session(), &self.0.policy, &*self.0.entropy);
         for _ in 0..self.0.policy.conflicts_max {
+            races.begin();
             let (attempt, output) = match self.prepare(transition, &base).await {
                 Ok(prepared) => prepared,
                 Err(error) => {
@@ -277,7 +280,7 @@ impl RootHandle {
                 }
             };
             let generation = attempt.next.root.generation;
-            let fate = self.send(turn.insert(attempt)).await;
+            let fate = self.send(turn.insert(attempt), Some(&mut races)).await;
             if is_decided(&fate) {
                 *turn = None;
             }
@@ -293,7 +296,7 @@ impl RootHandle {
                     }
                 },
             }
-            pauses.sleep().await;
+            races.pause(&mut pauses).await;
         }
         Err(RootError::Contended {
             attempts: self.0.policy.conflicts_max,
@@ -316,7 +319,7 @@ impl RootHandle {
         if let Some(left) = turn.as_ref() {
             // Made or superseded, it is decided, and its caller sees in the root which. If
             // undecided, the present change was never sent.
-            let fate = self.send(left).await;
+            let fate = self.send(left, None).await;
             // Refusals decide nothing here: an earlier request of it may still arrive.
             if is_over(&fate) {
                 *turn = None;
@@ -386,7 +389,11 @@ impl RootHandle {
     /// # Errors
     /// [`RootError::Store`], [`RootError::NotAtomic`] if it was not made and never will be; else
     /// [`RootError::OutcomeUnknown`].
-    async fn send(&self, attempt: &Attempt) -> Result<Fate, RootError> {
+    async fn send(
+        &self,
+        attempt: &Attempt,
+        mut races: Option<&mut Races>,
+    ) -> Result<Fate, RootError> {
         let mut pauses = self.pauses();
         let mut refused_only = true;
         loop {
@@ -412,6 +419,10 @@ impl RootHandle {
                 }
                 Err(error) => error,
             };
+            // Only the answer to its first request says that it has lost.
+            if let Some(races) = races.take() {
+                races.end(attempt, &error, &mut pauses).await;
+            }
             let refused = is_refusal(error.kind());
             refused_only &= refused;
             let view = self.look(attempt, &mut pauses).await?;

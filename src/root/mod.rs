@@ -17,6 +17,7 @@
 //! | [`error`] | errors, by the caller's action |
 //! | `doubt` | whether the root can be read |
 //! | [`change`] | what a change of the root says of itself |
+//! | `contention` | when a change that has lost a race for the root is tried again |
 //! | `attempt` | answers that end a replacement of the root |
 //! | [`parts`] | what a handle of the root needs |
 //! | [`handle`] | reads the root, replaces it, and decides the fate of unanswered replacements |
@@ -74,6 +75,7 @@ pub mod choice;
 pub mod cloning;
 pub mod commit;
 pub mod commit_request;
+mod contention;
 mod doubt;
 mod drills;
 mod early;

@@ -45,7 +45,7 @@ impl Default for RetryPolicy {
 
 /// Divisor of the stall timeout that gives the longest pause: an outage that ends in time is
 /// noticed in time.
-const PAUSES_IN_TIMEOUT: u32 = 5;
+pub(super) const PAUSES_IN_TIMEOUT: u32 = 5;
 
 impl RetryPolicy {
     /// Longest request timeout, however patient the caller is.
@@ -209,6 +209,11 @@ impl<'a> Pauses<'a> {
             failures: 0,
             deadline: Instant::now() + policy.stall_timeout,
         }
+    }
+
+    /// Begins the time without progress again, since the store made some.
+    pub(super) fn restart(&mut self) {
+        self.deadline = Instant::now() + self.policy.stall_timeout;
     }
 
     /// Returns when the last request may begin.

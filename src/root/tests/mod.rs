@@ -3,6 +3,7 @@
 mod adding;
 mod commit;
 mod commit_packs;
+mod contention;
 mod early;
 mod fences;
 mod form;

@@ -157,6 +157,13 @@ impl Misread {
         Machine::mount(self.store.clone(), Some(PASSWORD))
     }
 
+    /// Checks that a new mount has the file, which fsync had acknowledged.
+    fn keeps(&self, path: &str, bytes: &[u8]) {
+        let machine = self.mount();
+        assert!(machine.read(path) == bytes, "fsync acknowledged it");
+        machine.finish();
+    }
+
     /// Repairs on another thread until `strike` holds it, does `meanwhile`, and lets it go on.
     /// Returns its refusal, if it did not end well.
     fn while_held(&self, strike: Strike, gate: &Gate, meanwhile: impl FnOnce()) -> Option<String> {
@@ -203,9 +210,7 @@ fn a_root_that_only_the_repair_cannot_read_confirms_nothing_meanwhile() {
         });
         assert_eq!(refused, None);
         machine.crash();
-        let machine = world.mount();
-        assert!(machine.read("early") == early, "fsync acknowledged it");
-        machine.finish();
+        world.keeps("early", &early);
     }
 }
 
@@ -226,9 +231,7 @@ fn a_root_that_was_committed_to_since_the_check_is_not_replaced() {
     assert!(refused.contains("has replaced it"), "{refused}");
     assert!(machine.syncs(), "nothing has changed for it");
     machine.finish();
-    let machine = world.mount();
-    assert!(machine.read("late") == late, "fsync acknowledged it");
-    machine.finish();
+    world.keeps("late", &late);
 }
 
 /// A mount of the root that another repair has made has nothing to do with the lost one.
@@ -270,12 +273,7 @@ fn a_repair_stops_if_a_mount_has_acknowledged_just_before_its_fence() {
     machine.crash();
     let report = mend(&world.fixture, &(world.store.clone() as Arc<dyn Store>));
     assert!(report.is_clean(), "{report}");
-    let machine = world.mount();
-    assert!(
-        machine.read("late") == noise(4, 30_000),
-        "fsync acknowledged it"
-    );
-    machine.finish();
+    world.keeps("late", &noise(4, 30_000));
 }
 
 #[test]
@@ -289,9 +287,7 @@ fn a_repair_that_stops_after_its_first_replacement_can_be_repeated() {
     machine.crash();
     let report = mend(&world.fixture, &(world.store.clone() as Arc<dyn Store>));
     assert!(report.is_clean(), "{report}");
-    let machine = world.mount();
-    assert!(machine.read("early") == early, "fsync acknowledged it");
-    machine.finish();
+    world.keeps("early", &early);
 }
 
 /// The answer to the replacement is lost, and the request is sent twice.

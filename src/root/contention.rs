@@ -25,20 +25,20 @@ const SPREAD: u64 = 16;
 /// Places are taken by most if so many of them are, of [`SPREAD`].
 const TAKEN: u64 = 12;
 
-/// Roots after which the order of sessions begins at another one.
-const ROOTS_IN_ORDER: u64 = 1024;
-
-/// 2^64 divided by the golden ratio: its multiples are far from each other.
-const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
-
-/// The same for sessions that the root does not show, which wait for random places.
-const SPREAD_OF_STRANGERS: u64 = 4;
+/// What [`SPREAD`] is for sessions that enter or leave, which wait for random places.
+const SPREAD_OF_STRANGERS: u64 = 8;
 
 /// The largest number of places.
 const PLACES_MAX: u64 = 4096;
 
-/// The longest wait, and the longest one after the first lost race.
+/// The longest wait.
 const LONGEST: Duration = Duration::from_secs(30);
+
+/// The longest wait of sessions that the root to be made does not show. Those that leave have ten
+/// seconds for an attempt, and no heartbeat any more.
+const LONGEST_OF_STRANGERS: Duration = Duration::from_secs(5);
+
+/// The longest wait after the first lost race, where there may be only two losers.
 const LONGEST_FIRST: Duration = Duration::from_secs(2);
 
 /// The races for the root that one change has lost.
@@ -47,7 +47,7 @@ pub(super) struct Races {
     own: Option<SessionId>,
     /// The longest wait of the caller.
     patience: Duration,
-    /// Chooses a place if the root does not show the session.
+    /// Chooses a place for a session that enters or leaves.
     lot: u64,
     /// The last place and the number of places, once a race was lost.
     place: Option<(u64, u64)>,
@@ -93,6 +93,7 @@ impl Races {
         let place = self.place_after(attempt);
         let longest = match self.place.replace(place) {
             None => LONGEST_FIRST,
+            Some(_) if self.shown(attempt).is_none() => LONGEST_OF_STRANGERS,
             Some(_) => LONGEST,
         };
         self.generation = attempt.base.generation;
@@ -112,20 +113,23 @@ impl Races {
         }
     }
 
+    /// Returns the session that makes the change, if the root to be made shows it.
+    fn shown(&self, attempt: &Attempt) -> Option<SessionId> {
+        let sessions = &attempt.next.root.sessions;
+        self.own.filter(|own| sessions.contains_key(own))
+    }
+
     /// Returns the place of this change after this attempt has lost, and the number of places.
     fn place_after(&self, attempt: &Attempt) -> (u64, u64) {
-        let sessions = &attempt.next.root.sessions;
-        let Some(own) = self.own.filter(|own| sessions.contains_key(own)) else {
+        let Some(own) = self.shown(attempt) else {
             let places = self.places(attempt.base.generation, SPREAD_OF_STRANGERS);
             return (self.lot % places, places);
         };
-        let turn = attempt.base.generation / ROOTS_IN_ORDER;
-        let first = turn.wrapping_mul(GOLDEN);
         let (mut before, mut live) = (0, 0);
-        for (id, session) in sessions {
+        for (id, session) in &attempt.next.root.sessions {
             if session.state == SessionState::Live {
                 live += 1;
-                before += u64::from(id.0.wrapping_sub(first) < own.0.wrapping_sub(first));
+                before += u64::from(*id < own);
             }
         }
         let live = live.max(1);

@@ -139,6 +139,34 @@ async fn race(live: u64, at_once: usize) -> (f64, Duration) {
     (sent as f64 / at_once as f64, took)
 }
 
+/// The root shows none of them yet.
+#[tokio::test(start_paused = true)]
+async fn a_crowd_that_enters_is_soon_through() {
+    let store = memory().await;
+    let admin = process(store.clone(), 1).await;
+    let made = make_large(&admin, holder("admin"), &SystemProcesses).await;
+    assert!(made.expect("no session stands in it"));
+    let slow = Arc::new(FaultStore::new(store));
+    slow.plan(Strike::with(Fault::Delay(ROUND_TRIP)).always());
+    let counting = Arc::new(CountingStore::new(slow as Arc<dyn Store>));
+    let mut hosts = Vec::new();
+    for seed in 0..64 {
+        hosts.push(host(counting.clone(), seed).await);
+    }
+    let before = counting.counters().tally(Operation::Replace).requests;
+    let began = Instant::now();
+    let entries = hosts.iter().map(|handle| async move {
+        let entered = OpenSession::open(handle, holder("host"), None, &SystemProcesses).await;
+        entered.expect("there is room")
+    });
+    let entered = join_all(entries).await;
+    let took = began.elapsed();
+    let sent = counting.counters().tally(Operation::Replace).requests - before;
+    assert_eq!(entered.len(), 64);
+    assert!(sent <= 64 * 6, "{sent} replacements");
+    assert!(took <= Duration::from_secs(30), "{took:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_crowd_of_sessions_is_soon_through() {
     for crowd in [64, 256] {

@@ -308,7 +308,7 @@ async fn require_standing(
 ) -> Result<(), RootError> {
     match volume {
         Some(volume) if !counter.is_multiple_of(ROOT_READ_ONE_IN) => {
-            fence::require_none(handle, session, volume).await
+            fence::require_none_now(handle, session, volume).await
         }
         _ => Ok(standing_in(&handle.refresh().await?.root, session, volume)?),
     }

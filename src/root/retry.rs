@@ -15,7 +15,8 @@ use tokio::time::Instant;
 #[derive(Copy, Clone, Debug)]
 pub struct RetryPolicy {
     /// Time after which a single request counts as unanswered. Requests for the root have as much
-    /// more as a slow link takes for its bytes. The bytes of a journal that move begin it again.
+    /// more as a slow link takes for the newest one known. The bytes of a journal that move begin
+    /// it again.
     pub request_timeout: Duration,
     /// How long the store may make no progress before the caller gets an error (`timeout=`).
     pub stall_timeout: Duration,

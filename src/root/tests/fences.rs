@@ -44,6 +44,14 @@ async fn take(store: &Arc<dyn Store>, seed: u64, name: &str) -> Result<OpenSessi
     OpenSession::open(&handle, holder(name), Some(request), &SystemProcesses).await
 }
 
+/// Lets a first session take the volume and write a journal.
+async fn written(store: &Arc<dyn Store>) -> (OpenSession, JournalWriter) {
+    let session = take(store, 1, "a").await.expect("free");
+    let writer = writer(&session);
+    write(&writer, entry(1)).await.expect("written");
+    (session, writer)
+}
+
 /// Returns the writer of a session's journals, in its own process.
 fn writer(session: &OpenSession) -> JournalWriter {
     JournalWriter::new(session.handle.clone(), session.id(), "main")
@@ -74,9 +82,7 @@ async fn fsync_does_not_read_a_root_that_others_change() {
     let bucket = large().await;
     let counting = Arc::new(CountingStore::new(bucket.clone()));
     let (store, counters): (Arc<dyn Store>, _) = (counting.clone(), counting.counters());
-    let session = take(&store, 1, "a").await.expect("free");
-    let writer = writer(&session);
-    write(&writer, entry(1)).await.expect("written");
+    let (_session, writer) = written(&store).await;
     let other = process(bucket, 2).await;
     for name in 0..256 {
         let by = holder(&name.to_string());
@@ -98,9 +104,7 @@ async fn fsync_does_not_read_a_root_that_others_change() {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_was_taken_over_acknowledges_nothing() {
     let store = large().await;
-    let session = take(&store, 1, "a").await.expect("free");
-    let writer = writer(&session);
-    write(&writer, entry(1)).await.expect("written");
+    let (session, writer) = written(&store).await;
     writer.confirm().await.expect("it holds the volume");
     let next = take(&store, 2, "b").await.expect("taken");
     let error = writer.confirm().await.expect_err("taken over");
@@ -161,9 +165,7 @@ async fn a_fence_without_an_answer_is_sent_again() {
 async fn no_session_begins_without_the_fences() {
     let faults = Arc::new(FaultStore::new(large().await));
     let store: Arc<dyn Store> = faults.clone();
-    let session = take(&store, 1, "a").await.expect("free");
-    let writer = writer(&session);
-    write(&writer, entry(1)).await.expect("written");
+    let (session, _) = written(&store).await;
     let denied = Strike::with(Fault::FailBefore(StoreErrorKind::Denied));
     faults.plan(denied.on(Operation::PutNew).keys("fence/"));
     take(&store, 2, "b").await.expect_err("it cannot fence");
@@ -193,9 +195,7 @@ async fn every_ended_session_of_the_volume_is_fenced() {
 #[tokio::test(start_paused = true)]
 async fn what_is_no_fence_confirms_nothing_and_ends_nothing() {
     let store = large().await;
-    let session = take(&store, 1, "a").await.expect("free");
-    let writer = writer(&session);
-    write(&writer, entry(1)).await.expect("written");
+    let (session, writer) = written(&store).await;
     let key = session.id().fence_key();
     let put = store.put_new(&key, vec![Bytes::from_static(b"strange")]);
     put.await.expect("it is free");
@@ -275,14 +275,31 @@ async fn a_root_that_is_lost_or_rolled_back_is_noticed_within_a_minute() {
     }
 }
 
+/// On a slow line a heartbeat has no time to read all of a root.
+#[tokio::test(start_paused = true)]
+async fn a_heartbeat_in_doubt_of_its_root_still_asks_for_the_fence() {
+    let bucket = large().await;
+    let faults = Arc::new(FaultStore::new(bucket.clone()));
+    let store: Arc<dyn Store> = faults.clone();
+    let (session, _) = written(&store).await;
+    let denied = Strike::with(Fault::FailBefore(StoreErrorKind::Denied));
+    faults.plan(denied.keys(ROOT_KEY));
+    session.handle.refresh().await.expect_err("denied");
+    let slow = Strike::with(Fault::Delay(2 * HEARTBEAT_INTERVAL)).on(Operation::Get);
+    faults.plan(slow.keys(ROOT_KEY).always());
+    let mut standing = session.heartbeat().standing();
+    take(&bucket, 2, "b").await.expect("taken");
+    let told = standing.wait_for(|standing| matches!(standing, Standing::Fenced(_)));
+    let told = tokio::time::timeout(4 * HEARTBEAT_INTERVAL, told).await;
+    told.expect("in time").expect("it is told");
+}
+
 /// The repair that has written it may not have replaced the root yet.
 #[tokio::test(start_paused = true)]
 async fn a_session_in_doubt_of_its_root_asks_for_its_fence_too() {
     let faults = Arc::new(FaultStore::new(large().await));
     let store: Arc<dyn Store> = faults.clone();
-    let session = take(&store, 1, "a").await.expect("free");
-    let writer = writer(&session);
-    write(&writer, entry(1)).await.expect("written");
+    let (session, writer) = written(&store).await;
     let denied = Strike::with(Fault::FailBefore(StoreErrorKind::Denied));
     faults.plan(denied.keys(ROOT_KEY).times(2));
     session.handle.refresh().await.expect_err("denied");
@@ -314,9 +331,7 @@ async fn a_session_in_doubt_of_its_root_does_not_go_by_its_version() {
         };
         let faults = Arc::new(FaultStore::new(bucket));
         let store: Arc<dyn Store> = faults.clone();
-        let session = take(&store, 1, "a").await.expect("free");
-        let writer = writer(&session);
-        write(&writer, entry(1)).await.expect("written");
+        let (session, writer) = written(&store).await;
         let denied = Strike::with(Fault::FailBefore(StoreErrorKind::Denied));
         faults.plan(denied.keys(ROOT_KEY));
         session.handle.refresh().await.expect_err("denied");
@@ -339,9 +354,7 @@ async fn in_a_small_root_nothing_goes_by_fences() {
             .on(Operation::Put)
             .keys("sessions/"),
     );
-    let session = take(&store, 1, "a").await.expect("free");
-    let writer = writer(&session);
-    write(&writer, entry(1)).await.expect("written");
+    let (_session, writer) = written(&store).await;
     writer.confirm().await.expect("it holds the volume");
     take(&store, 2, "b").await.expect("taken");
     let error = writer.confirm().await.expect_err("taken over");

@@ -2,7 +2,7 @@
 //! root, and those of a small one may still read it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bkfs::maintain::repair::{execute, plan};
 use bkfs::repository::open_in;
@@ -157,6 +157,13 @@ impl Misread {
         Machine::mount(self.store.clone(), Some(PASSWORD))
     }
 
+    /// Returns the keys of all journals.
+    fn journals(&self) -> Vec<String> {
+        let listed = wait(self.store.list("journal/", None, 1000));
+        let keys = listed.expect("listed").into_iter();
+        keys.map(|info| info.key).collect()
+    }
+
     /// Checks that a new mount has the file, which fsync had acknowledged.
     fn keeps(&self, path: &str, bytes: &[u8]) {
         let machine = self.mount();
@@ -223,8 +230,15 @@ fn a_root_that_was_committed_to_since_the_check_is_not_replaced() {
     let options = world.fixture.options();
     let planned = wait(plan(&there, &world.fixture.keyring, &options));
     let (findings, planned) = planned.expect("plans");
+    let before = world.journals();
     let late = write(&machine, "late");
     machine.snapshot("late");
+    // They are deleted after the commit, on a task of their own.
+    let begun = Instant::now();
+    while world.journals() != before {
+        assert!(begun.elapsed() < Duration::from_secs(60), "they stay");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let keyring = &world.fixture.keyring;
     let done = wait(execute(&there, keyring, &options, &findings, planned));
     let refused = done.expect_err("it does not know that commit").to_string();

@@ -138,12 +138,9 @@ impl Mount {
             // is listed without attributes, and the kernel looks it up when it needs them.
             if reply.plus()
                 && let Ok(attributes) = view.attributes(Scope::Live, listed.number.inode).await
-                && let Ok(shown) = self.shown(listed.number, &attributes)
+                && let Ok(shown) = self.entry_shown(listed.number, &attributes)
             {
-                entry.plus = Some(convert::entry(
-                    shown,
-                    self.lifetimes_shown(listed.number, &attributes),
-                ));
+                entry.plus = Some(shown);
             }
             if !reply.push(&entry) {
                 return Ok(false);

@@ -38,17 +38,18 @@ impl Mount {
         let since = self.current.turn();
         let view = self.view_of(number).await?;
         let frozen = number.snapshot != 0;
-        if (flags.write || flags.truncate) && (frozen || self.volume().is_none()) {
+        let volume = self.volume_of(number);
+        if (flags.write || flags.truncate) && volume.is_none() {
             return Err(VolumeError::ReadOnly);
         }
-        if let (Some(volume), false) = (self.volume(), frozen) {
+        if let Some(volume) = &volume {
             // Counted as open before its attributes are read, so that a concurrent unlink keeps the
             // inode.
             volume.usage().opened(number.inode);
             if flags.write && self.is_private(user) {
                 volume.usage().set_private(number.inode);
             }
-            let opened = self.check_open(volume.clone(), number, flags).await;
+            let opened = self.check_open(volume, number, flags).await;
             if let Err(error) = opened {
                 volume.usage().closed(number.inode);
                 return Err(error);
@@ -69,7 +70,7 @@ impl Mount {
             readahead: Mutex::new(ReadAhead::default()),
         }));
         let is_settled = !self.current.is_unsettled(number.inode);
-        let keep_cache = frozen || (self.volume().is_some() && is_settled);
+        let keep_cache = frozen || (volume.is_some() && is_settled);
         Ok(Opened {
             handle,
             keep_cache,
@@ -85,7 +86,7 @@ impl Mount {
 
     async fn check_open(
         &self,
-        volume: Arc<Volume>,
+        volume: &Arc<Volume>,
         number: Number,
         flags: OpenFlags,
     ) -> Result<(), VolumeError> {

@@ -69,6 +69,17 @@ impl Current {
         self.shown.read().live.volume.clone()
     }
 
+    /// Returns true if the mount is writable.
+    pub fn is_writable(&self) -> bool {
+        self.shown.read().live.volume.is_some()
+    }
+
+    /// Returns true if the mount shows a volume that another machine may change.
+    pub fn follows(&self) -> bool {
+        let shown = self.shown.read();
+        shown.live.volume.is_none() && shown.live.history.is_some()
+    }
+
     /// Returns the snapshots, if the mount shows them.
     pub fn history(&self) -> Option<Arc<dyn History>> {
         self.shown.read().live.history.clone()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bkfs_fuse::{Attributes as Shown, Entry, FileKind, Forget, Lookup, Stat, Statistics};
+use bkfs_fuse::{Entry, FileKind, Forget, Lookup, Stat, Statistics};
 use bytes::Bytes;
 
 use crate::fault;
@@ -53,7 +53,7 @@ impl Mount {
             _ => {}
         }
         let view = self.view_of(parent).await?;
-        let key = self.names_key(parent.inode, &name)?;
+        let key = names_key(&view, parent.inode, &name)?;
         match self.find(&view, &key).await? {
             Some(inode) => Ok(self
                 .entry(&view, parent, parent.named(inode)?)
@@ -78,17 +78,6 @@ impl Mount {
         Ok(self.entry_of(number, parent, &attributes)?.into())
     }
 
-    pub(super) fn names_key(&self, directory: u64, name: &[u8]) -> Result<Key, VolumeError> {
-        if name.len() > MAX_NAME_BYTES {
-            return Err(VolumeError::NameTooLong);
-        }
-        Ok(Key::name(
-            directory,
-            self.current.view().nodes().names().cookie(name),
-            name,
-        ))
-    }
-
     async fn entry(
         &self,
         view: &View,
@@ -106,36 +95,54 @@ impl Mount {
         parent: Number,
         attributes: &Attributes,
     ) -> Result<Entry, VolumeError> {
-        let shown = self.shown(number, attributes)?;
-        self.looked_up(number, parent, shown.kind == FileKind::Directory);
-        Ok(convert::entry(
-            shown,
-            self.lifetimes_shown(number, attributes),
-        ))
+        let entry = self.entry_shown(number, attributes)?;
+        let is_directory = entry.attributes.kind == FileKind::Directory;
+        self.looked_up(number, parent, is_directory);
+        Ok(entry)
     }
 
-    pub(super) fn looked_up(&self, number: Number, parent: Number, is_directory: bool) {
-        match (self.volume(), number.snapshot) {
-            (Some(volume), 0) => volume.usage().looked_up(number.inode, parent.inode),
-            _ if is_directory => self.ancestry.looked_up(number, parent),
-            _ => {}
-        }
-    }
-
-    pub(super) fn shown(
+    /// Returns an entry that is not counted as a lookup.
+    pub(super) fn entry_shown(
         &self,
         number: Number,
         attributes: &Attributes,
-    ) -> Result<Shown, VolumeError> {
-        let dirty = match (self.volume(), number.snapshot) {
-            (Some(volume), 0) => volume.dirty_bytes(number.inode),
+    ) -> Result<Entry, VolumeError> {
+        let dirty = self.dirty_bytes(number, attributes);
+        let shown = convert::attributes(number, attributes, dirty)?;
+        let lifetimes = self.lifetimes_shown(number, attributes, dirty);
+        Ok(convert::entry(shown, lifetimes))
+    }
+
+    pub(super) fn looked_up(&self, number: Number, parent: Number, is_directory: bool) {
+        match self.volume_of(number) {
+            Some(volume) => volume.usage().looked_up(number.inode, parent.inode),
+            None if is_directory => self.ancestry.looked_up(number, parent),
+            None => {}
+        }
+    }
+
+    /// Returns the attributes of an inode as stat(2) shows them now.
+    pub(super) fn stat_shown(
+        &self,
+        number: Number,
+        attributes: &Attributes,
+    ) -> Result<Stat, VolumeError> {
+        let dirty = self.dirty_bytes(number, attributes);
+        let shown = convert::attributes(number, attributes, dirty)?;
+        let lifetimes = self.lifetimes_shown(number, attributes, dirty);
+        Ok(convert::stat(shown, lifetimes))
+    }
+
+    /// Returns the dirty bytes of an inode. An empty file has none.
+    fn dirty_bytes(&self, number: Number, attributes: &Attributes) -> u64 {
+        match self.volume_of(number) {
+            Some(volume) if attributes.size_bytes > 0 => volume.dirty_bytes(number.inode),
             _ => 0,
-        };
-        convert::attributes(number, attributes, dirty)
+        }
     }
 
     pub(super) fn special_entry(&self, number: Number) -> Result<Entry, VolumeError> {
-        let shown = special::attributes(number, &self.owner, self.volume().is_none())?;
+        let shown = special::attributes(number, &self.owner, !self.current.is_writable())?;
         Ok(convert::entry(shown, self.lifetimes))
     }
 
@@ -185,7 +192,7 @@ impl Mount {
 
     pub(super) async fn getattr(&self, number: Number) -> Result<Stat, VolumeError> {
         if number.is_special() {
-            let shown = special::attributes(number, &self.owner, self.volume().is_none())?;
+            let shown = special::attributes(number, &self.owner, !self.current.is_writable())?;
             return Ok(convert::stat(shown, self.lifetimes));
         }
         let view = self.view_of(number).await?;
@@ -197,10 +204,7 @@ impl Mount {
             }
             attributes => attributes?,
         };
-        Ok(convert::stat(
-            self.shown(number, &attributes)?,
-            self.lifetimes_shown(number, &attributes),
-        ))
+        self.stat_shown(number, &attributes)
     }
 
     pub(super) async fn readlink(&self, number: Number) -> Result<Bytes, VolumeError> {
@@ -266,18 +270,16 @@ impl Mount {
                 snapshot,
                 inode: ROOT_INODE,
             } if snapshot != 0 => Some(SNAPSHOTS),
-            _ => match (self.volume(), number.snapshot) {
-                (Some(volume), 0) => {
+            _ => match self.volume_of(number) {
+                Some(volume) => {
                     let parent = volume.usage().parent(number.inode);
                     parent.map(|parent| number.with_inode(parent))
                 }
-                _ => self.ancestry.parent(number),
+                None => self.ancestry.parent(number),
             },
         }
     }
-}
 
-impl Mount {
     /// Returns the inode that a name leads to. A name that leads to a number that no file can have
     /// is hidden, because the kernel would take the number for another inode's.
     pub(super) async fn find(&self, view: &View, key: &Key) -> Result<Option<u64>, VolumeError> {
@@ -301,4 +303,13 @@ impl Mount {
             None => Ok(None),
         }
     }
+}
+
+/// Returns the key of a name in a directory of the view.
+pub(super) fn names_key(view: &View, directory: u64, name: &[u8]) -> Result<Key, VolumeError> {
+    if name.len() > MAX_NAME_BYTES {
+        return Err(VolumeError::NameTooLong);
+    }
+    let cookie = view.nodes().names().cookie(name);
+    Ok(Key::name(directory, cookie, name))
 }

@@ -210,7 +210,7 @@ impl Mount {
     /// Returns true if the mount shows a volume that another machine may change. An open file or
     /// directory then keeps showing the state with which it was opened.
     fn follows(&self) -> bool {
-        self.volume().is_none() && self.current.history().is_some()
+        self.current.follows()
     }
 
     /// Returns the volume, for a change of the inode with this number.
@@ -233,12 +233,9 @@ impl Mount {
     /// stored ones, `st_blocks` changes when they are stored, so attributes live for 1 s at most. A
     /// write clears set-id bits without a notice to the kernel. Attributes with set-id bits
     /// therefore live for 0 s, and the kernel asks again before it executes the file.
-    fn lifetimes_shown(&self, number: Number, attributes: &Attributes) -> Lifetimes {
+    fn lifetimes_shown(&self, number: Number, attributes: &Attributes, dirty: u64) -> Lifetimes {
         let mut lifetimes = self.lifetimes_of(number);
-        if let (Some(volume), 0) = (self.volume(), number.snapshot)
-            && attributes.allocated_bytes > 0
-            && volume.dirty_bytes(number.inode) > 0
-        {
+        if attributes.allocated_bytes > 0 && dirty > 0 {
             lifetimes.attributes = lifetimes.attributes.min(Lifetimes::FOLLOWING.attributes);
         }
         let is_privileged = mode::is_regular(attributes.mode)
@@ -251,6 +248,15 @@ impl Mount {
 
     fn volume(&self) -> Option<Arc<Volume>> {
         self.current.volume()
+    }
+
+    /// Returns the volume that an inode belongs to; none for inodes of snapshots, and if the mount
+    /// is read-only.
+    fn volume_of(&self, number: Number) -> Option<Arc<Volume>> {
+        match number.snapshot {
+            0 => self.volume(),
+            _ => None,
+        }
     }
 
     fn history(&self) -> Result<Arc<dyn History>, VolumeError> {

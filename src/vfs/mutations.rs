@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use crate::tree::item::{MAX_SYMLINK_BYTES, Timestamp};
 use crate::vfs::convert;
+use crate::vfs::lookup::names_key;
 use crate::vfs::numbers::{CONTROL, CONTROL_DIRECTORY, Number, ROOT, SNAPSHOTS};
 use crate::vfs::{CloseMode, Mount, special};
 use crate::volume::Volume;
@@ -79,10 +80,7 @@ impl Mount {
         if truncates {
             self.truncates(number, handle)?;
         }
-        Ok(convert::stat(
-            self.shown(number, &attributes)?,
-            self.lifetimes_shown(number, &attributes),
-        ))
+        self.stat_shown(number, &attributes)
     }
 
     pub(super) async fn make(&self, making: Making) -> Result<Entry, VolumeError> {
@@ -189,7 +187,7 @@ impl Mount {
 
     pub(super) async fn rmdir(&self, parent: Number, name: Vec<u8>) -> Result<(), VolumeError> {
         if parent == SNAPSHOTS {
-            if self.volume().is_none() {
+            if !self.current.is_writable() {
                 return Err(VolumeError::ReadOnly);
             }
             let name = std::str::from_utf8(&name).map_err(|_| VolumeError::NotFound)?;
@@ -235,7 +233,7 @@ impl Mount {
 
     /// Notes the new parent directory of the inode that a name leads to.
     async fn note_moved(&self, volume: &Volume, directory: Number, name: &[u8]) {
-        let Ok(key) = self.names_key(directory.inode, name) else {
+        let Ok(key) = names_key(&volume.view, directory.inode, name) else {
             return;
         };
         // If the name cannot be read, or is gone again, the noted parent stays as it was.

@@ -17,6 +17,7 @@ use crate::volume::error::VolumeError;
 use crate::volume::flush::{INLINE_BYTES, RUN_BYTES, Reach, place_extents};
 use crate::volume::mode;
 use crate::volume::rescue;
+use crate::volume::room::Pressure;
 use crate::volume::state::Scope;
 use crate::volume::transaction::{Step, Transaction};
 use crate::volume::view::View;
@@ -391,21 +392,23 @@ impl Volume {
     /// Starts to store long runs after a write, and makes room if memory runs short.
     pub(super) fn wrote(self: &Arc<Self>, inode: u64, range: Range<u64>) {
         self.usage.wrote(inode, range.end - range.start);
-        // Nothing of a scratch clone is stored before it must be.
-        if !self.promise.is_scratch() {
-            let (is_long, epoch) = {
-                let Ok(state) = self.view.state() else { return };
-                let state = state.lock();
-                let is_long = state.active.data.get(&inode).is_some_and(|ranges| {
-                    ranges.data_bytes() >= RUN_BYTES && ranges.runs_for(range.start, RUN_BYTES)
-                });
-                (is_long, state.active.epoch)
-            };
-            if is_long {
-                self.flush_soon(inode, epoch, Reach::Streaming);
-            }
+        let (is_long, epoch, is_pressed) = {
+            let Ok(state) = self.view.state() else { return };
+            let state = state.lock();
+            // Nothing of a scratch clone is stored before it must be.
+            let ranges = (state.active.data.get(&inode)).filter(|_| !self.promise.is_scratch());
+            let is_long = ranges.is_some_and(|ranges| {
+                ranges.data_bytes() >= RUN_BYTES && ranges.runs_for(range.start, RUN_BYTES)
+            });
+            let pressure = self.room.data_pressure(&state);
+            (is_long, state.active.epoch, pressure != Pressure::None)
+        };
+        if is_long {
+            self.flush_soon(inode, epoch, Reach::Streaming);
         }
-        self.relieve();
+        if is_pressed {
+            self.relieve();
+        }
     }
 }
 

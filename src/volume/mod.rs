@@ -380,14 +380,13 @@ impl Volume {
     /// [`VolumeError::Poisoned`] if the volume accepts nothing more; otherwise the error of a flush
     /// or commit that failed while this waited for room.
     pub async fn writable(&self) -> Result<(), VolumeError> {
-        let mut frozen = self.frozen.subscribe();
-        // The sender lives as long as the volume.
-        let _ = frozen.wait_for(|frozen| !frozen).await;
-        self.room.wait(|| self.is_full()).await?;
-        match self.failure() {
-            Some(error) => Err(error),
-            None => Ok(()),
+        if !self.admits() {
+            let mut frozen = self.frozen.subscribe();
+            // The sender lives as long as the volume.
+            let _ = frozen.wait_for(|frozen| !frozen).await;
+            self.room.wait(|| self.is_full()).await?;
         }
+        self.failure().map_or(Ok(()), Err)
     }
 
     /// Waits as [`Volume::writable`] does, for a change of `bytes` bytes. They count as used memory
@@ -396,7 +395,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::writable`].
     async fn writable_with(self: &Arc<Self>, bytes: u64) -> Result<(), VolumeError> {
-        if !*self.frozen.borrow() && !self.is_full() {
+        if self.admits() {
             return self.failure().map_or(Ok(()), Err);
         }
         let _held = self.room.hold(bytes);
@@ -405,7 +404,12 @@ impl Volume {
         self.writable().await
     }
 
-    /// Returns true if changes must wait. Requests a commit early if items fill the memory.
+    /// Returns true if a change need not wait.
+    fn admits(&self) -> bool {
+        !*self.frozen.borrow() && !self.is_full()
+    }
+
+    /// Returns true if changes must wait for room. Requests a commit early if items fill the memory.
     fn is_full(&self) -> bool {
         let Ok(state) = self.view.state() else {
             return false;

@@ -9,7 +9,7 @@ mod prefetching;
 mod read;
 
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -91,13 +91,14 @@ impl ContentStore {
             threads => Workers::pool(threads)
                 .map_err(|_| ContentError::Internal("the system gives no threads"))?,
         };
-        let (mut files, mut disk, mut pins) = (None, None, None);
+        let (mut files, mut disk, mut pins, mut decoded_in) = (None, None, None, None);
         if let Some(directory) = &config.cache_dir {
             let opened = open_cache(directory, &keyring, config.cache_bytes)?;
             link.counters.disk_cache_bytes.set(opened.disk.used());
             files = Some(opened.files);
             disk = Some(Arc::new(opened.disk));
             pins = Some(Arc::new(opened.pins));
+            decoded_in = Some(opened.root);
         }
         let fetch_gate = Arc::new(ByteGate::new(config.memory.in_flight_bytes()));
         let catalog = Arc::new(Catalog::new(
@@ -113,6 +114,7 @@ impl ContentStore {
             workers: workers.clone(),
             catalog: Arc::clone(&catalog),
             disk,
+            decoded_in,
             pins,
             saves_requests: config.saves_requests,
             fetch_gate,
@@ -362,6 +364,7 @@ impl NewerIndex for NewestIndex {
 
 /// What a cache directory has of one repository.
 struct OpenedCache {
+    root: PathBuf,
     files: TableFiles,
     disk: DiskCache,
     pins: Pins,
@@ -380,7 +383,13 @@ fn open_cache(
         let pins = Pins::open(&root, keyring.clone())?;
         let disk = DiskCache::open(&root, bytes.saturating_sub(pins.disk_bytes()))?;
         disk.limit_to(bytes);
-        Ok(OpenedCache { files, disk, pins })
+        let root = root.clone();
+        Ok(OpenedCache {
+            root,
+            files,
+            disk,
+            pins,
+        })
     };
     open().map_err(|error: std::io::Error| ContentError::CacheDirectory {
         path: root.display().to_string(),

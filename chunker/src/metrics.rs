@@ -85,6 +85,8 @@ counters! {
     Counter memory_hits,
     /// Frames that were found in the cache on disk.
     Counter disk_hits,
+    /// Blobs that were read from frames that lie decoded on disk.
+    Counter decoded_hits,
     /// Frames that had to be fetched from the store.
     Counter cache_misses,
     /// Frames or blobs that failed verification, whatever their source.
@@ -106,6 +108,8 @@ counters! {
     Gauge uploads_at_once,
     /// Bytes in the cache on disk now. Pinned ones are not counted.
     Gauge disk_cache_bytes,
+    /// Bytes of decoded frames on disk now.
+    Gauge decoded_bytes,
     /// Bytes of pinned data on disk now. No eviction takes them.
     Gauge pinned_bytes,
 }

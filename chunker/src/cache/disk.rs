@@ -101,6 +101,11 @@ impl DiskCache {
         DiskCacheState::of(&self.root).map_or(0, |state| state.used)
     }
 
+    /// Returns the limit, in bytes. It includes what is left to other data.
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
     /// Sets the limit, in bytes. Evicts nothing.
     pub(crate) fn limit_to(&self, bytes: u64) {
         self.limit.store(bytes, Ordering::Relaxed);
@@ -123,6 +128,11 @@ impl DiskCache {
     pub(crate) fn names(&self) -> Vec<PackName> {
         let state = self.state.lock();
         state.packs.iter().map(|(name, _)| *name).collect()
+    }
+
+    /// Notes that a pack is in use, although nothing is read from its file.
+    pub(crate) fn note_use(&self, name: &PackName) {
+        self.state.lock().packs.promote(name);
     }
 
     /// Returns true if the cache may hold a part of the pack.
@@ -167,14 +177,25 @@ impl DiskCache {
     }
 
     /// Writes parts of a pack, each an offset in bytes and its bytes. Errors are handled here: the
-    /// parts are then not cached.
-    pub(crate) fn write(&self, name: PackName, parts: &[(u64, Bytes)]) {
+    /// parts are then not cached. If the disk is full, it is tried again once if `give_way` has made
+    /// room.
+    pub(crate) fn write(
+        &self,
+        name: PackName,
+        parts: &[(u64, Bytes)],
+        give_way: impl FnOnce() -> bool,
+    ) {
         if self.writes_off.load(Ordering::Relaxed) || self.limit.load(Ordering::Relaxed) == 0 {
             return;
         }
-        match self.put(name, parts) {
+        let is_full = |error: &io::Error| error.raw_os_error() == Some(libc::ENOSPC);
+        let written = match self.put(name, parts) {
+            Err(error) if is_out_of_room(&error) && give_way() => self.put(name, parts),
+            written => written,
+        };
+        match written {
             Ok(()) => self.evict(),
-            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => self.shrink(&error),
+            Err(error) if is_full(&error) => self.shrink(&error),
             Err(error) if is_passing(&error) => tracing::debug!(%error, "not kept in the cache"),
             Err(error) => self.trouble(&error, &self.writes_off),
         }
@@ -392,7 +413,13 @@ impl DiskCacheState {
 
 /// Returns true if an error does not concern the disk: this process or the system has too many
 /// files open.
-fn is_passing(error: &io::Error) -> bool {
+/// Returns true if the disk is full, or the user has no right to more of it.
+pub(crate) fn is_out_of_room(error: &io::Error) -> bool {
+    let kind = error.kind();
+    kind == io::ErrorKind::StorageFull || kind == io::ErrorKind::QuotaExceeded
+}
+
+pub(super) fn is_passing(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
@@ -441,7 +468,7 @@ mod tests {
         {
             let cache = DiskCache::open(directory.path(), 1 << 20).expect("opens");
             for number in 0..8 {
-                cache.write(name(number), &[(1 << 20, body.clone())]);
+                cache.write(name(number), &[(1 << 20, body.clone())], || false);
             }
             assert!(cache.used() >= 8 * length as u64);
             assert_eq!(cache.read(name(3), 1 << 20, length), Some(body.clone()));
@@ -458,7 +485,7 @@ mod tests {
         let kept = cache.read(name(3), 1 << 20, length);
         assert!(kept == Some(body.clone()), "used last");
         for number in 20..24 {
-            cache.write(name(number), &[(0, body.clone())]);
+            cache.write(name(number), &[(0, body.clone())], || false);
         }
         assert!(!cache.has(name(3)) && cache.has(name(23)));
         assert!(cache.used() <= 4 * 70_000);
@@ -474,7 +501,7 @@ mod tests {
         let cache = DiskCache::open(directory.path(), 1 << 20).expect("opens");
         fs::remove_dir(directory.path().join("packs")).expect("is empty");
         fs::write(directory.path().join("packs"), b"a file").expect("writes");
-        cache.write(name(1), &[(0, Bytes::from_static(b"bytes"))]);
+        cache.write(name(1), &[(0, Bytes::from_static(b"bytes"))], || false);
         assert!(cache.writes_off.load(Ordering::Relaxed));
         assert_eq!(cache.read(name(1), 0, 5), None);
     }
@@ -484,7 +511,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let cache = DiskCache::open(directory.path(), 1 << 20).expect("opens");
         let body = Bytes::from_static(b"bytes that were kept");
-        cache.write(name(1), &[(0, body.clone())]);
+        cache.write(name(1), &[(0, body.clone())], || false);
         let cache = DiskCache::open(directory.path(), 1 << 20).expect("opens again");
         let (used, path) = (cache.used(), cache.path(name(1)));
         let aside = path.with_extension("aside");
@@ -503,7 +530,11 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let cache = DiskCache::open(directory.path(), 1 << 20).expect("opens");
         for number in 0..8 {
-            cache.write(name(number), &[(0, Bytes::from(vec![1u8; 64 << 10]))]);
+            cache.write(
+                name(number),
+                &[(0, Bytes::from(vec![1u8; 64 << 10]))],
+                || false,
+            );
         }
         let used = cache.used();
         cache.shrink(&io::Error::from_raw_os_error(libc::ENOSPC));

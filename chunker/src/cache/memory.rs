@@ -11,7 +11,6 @@ use parking_lot::Mutex;
 /// A bounded map. Values must be cheap to clone (an `Arc`).
 #[derive(Debug)]
 pub(crate) struct MemoryCache<K: Hash + Eq, V> {
-    limit: u64,
     state: Mutex<MemoryCacheState<K, V>>,
 }
 
@@ -19,6 +18,7 @@ pub(crate) struct MemoryCache<K: Hash + Eq, V> {
 struct MemoryCacheState<K: Hash + Eq, V> {
     entries: LruCache<K, Entry<V>>,
     used: u64,
+    limit: u64,
 }
 
 #[derive(Debug)]
@@ -32,10 +32,10 @@ impl<K: Hash + Eq, V: Clone> MemoryCache<K, V> {
     /// Returns a cache of at most `limit` bytes.
     pub(crate) fn new(limit: u64) -> Self {
         Self {
-            limit,
             state: Mutex::new(MemoryCacheState {
                 entries: LruCache::unbounded(),
                 used: 0,
+                limit,
             }),
         }
     }
@@ -58,10 +58,10 @@ impl<K: Hash + Eq, V: Clone> MemoryCache<K, V> {
     /// Caches a value that takes `bytes` bytes. A value larger than a quarter of the cache is not
     /// cached.
     pub(crate) fn put(&self, key: K, bytes: u64, value: V) {
-        if bytes > self.limit / 4 {
+        let mut state = self.state.lock();
+        if bytes > state.limit / 4 {
             return;
         }
-        let mut state = self.state.lock();
         state.used += bytes;
         let entry = Entry {
             bytes,
@@ -71,12 +71,14 @@ impl<K: Hash + Eq, V: Clone> MemoryCache<K, V> {
         if let Some((_, before)) = state.entries.push(key, entry) {
             state.used -= before.bytes;
         }
-        while state.used > self.limit {
-            let Some((_, entry)) = state.entries.pop_lru() else {
-                break;
-            };
-            state.used -= entry.bytes;
-        }
+        state.evict();
+    }
+
+    /// Sets the limit, in bytes.
+    pub(crate) fn limit_to(&self, bytes: u64) {
+        let mut state = self.state.lock();
+        state.limit = bytes;
+        state.evict();
     }
 
     pub(crate) fn remove(&self, key: &K) {
@@ -89,6 +91,18 @@ impl<K: Hash + Eq, V: Clone> MemoryCache<K, V> {
     #[cfg(test)]
     pub(crate) fn used(&self) -> u64 {
         self.state.lock().used
+    }
+}
+
+impl<K: Hash + Eq, V> MemoryCacheState<K, V> {
+    /// Evicts values until the rest is within the limit.
+    fn evict(&mut self) {
+        while self.used > self.limit {
+            let Some((_, entry)) = self.entries.pop_lru() else {
+                break;
+            };
+            self.used -= entry.bytes;
+        }
     }
 }
 

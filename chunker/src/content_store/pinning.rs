@@ -225,6 +225,7 @@ impl ContentStore {
             workers: workers.clone(),
             catalog: Arc::clone(&catalog),
             disk: None,
+            decoded_in: None,
             pins: Some(pins),
             saves_requests: false,
             fetch_gate,
@@ -386,7 +387,9 @@ fn check_room(shared: &Runtime, pins: &Pins, plan: &Parts) -> Result<(), PinErro
             cache_bytes,
         });
     }
-    let evictable = shared.reader.disk.as_ref().map_or(0, |disk| disk.used());
+    let reader = &shared.reader;
+    let evictable = reader.disk.as_ref().map_or(0, |disk| disk.used())
+        + (reader.decoded.as_ref()).map_or(0, |decoded| decoded.disk_bytes());
     // Frames of other pins may still have to be brought.
     let promised = pinned_bytes.saturating_sub(pins.frames().used_on_disk());
     let free_bytes = pins.free_bytes().saturating_add(evictable);

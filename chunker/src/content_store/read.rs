@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use bkfs_store::urgency::Urgency;
 use bytes::Bytes;
+use futures::future::join_all;
 
 use super::ContentStore;
 use crate::catalog::RunSearch;
@@ -20,6 +21,9 @@ use crate::gate::Reservation;
 use crate::hydrate::{FrameAnswer, FrameKey, Reader, Source, UsedFrames};
 use crate::id::{Id, Kind};
 use crate::pending::Pending;
+
+/// The most frames of which one read takes decoded chunks without another thread.
+const FRAMES_AT_ONCE: usize = 2;
 
 /// Maximum number of times that one read starts again with a newer index.
 const RENEWALS_MAX: u32 = 3;
@@ -319,6 +323,11 @@ impl Reader {
                 }
                 break;
             }
+            let (asked, sources) = match urgency {
+                Urgency::Now => self.take_decoded(&mut searches, asked, sources).await,
+                // What is brought for later reads is to lie in memory.
+                Urgency::Ahead | Urgency::Background => (asked, sources),
+            };
             let keys: Vec<(FrameKey, u16)> = sources.iter().map(Source::place).collect();
             let answers = self.further_frames(used.answers(), sources, urgency).await;
             for (position, (key, slot)) in asked.into_iter().zip(keys) {
@@ -334,6 +343,49 @@ impl Reader {
             search.found.ok_or(otherwise)
         });
         answers.collect()
+    }
+
+    /// Reads the chunks that lie decoded on disk. Returns what is left: the positions of blobs, and a
+    /// copy of each.
+    async fn take_decoded(
+        self: &Arc<Self>,
+        searches: &mut [Search],
+        asked: Vec<usize>,
+        sources: Vec<Source>,
+    ) -> (Vec<usize>, Vec<Source>) {
+        if self.decoded.is_none() {
+            return (asked, sources);
+        }
+        let mut copies: Vec<(usize, Source)> = asked.into_iter().zip(sources).collect();
+        copies.sort_by_key(|(_, source)| source.place());
+        let mut frames = Vec::new();
+        for copies in copies.chunk_by(|(_, one), (_, next)| one.place().0 == next.place().0) {
+            let (key, _) = copies[0].1.place();
+            let is_chunk =
+                |(position, _): &(usize, Source)| searches[*position].kind == Kind::Chunk;
+            let chunk = |(position, source): &(usize, Source)| {
+                let (_, slot) = source.place();
+                (searches[*position].id, slot)
+            };
+            if copies.iter().all(is_chunk)
+                && let Some(chunks) = self.decoded_chunks(&key, copies.iter().map(chunk))
+            {
+                let positions = copies.iter().map(|(position, _)| *position);
+                let positions: Vec<usize> = positions.collect();
+                frames.push((positions, chunks));
+            }
+        }
+        let at_once = frames.len() <= FRAMES_AT_ONCE;
+        let reads = frames
+            .into_iter()
+            .map(async |(positions, chunks)| (positions, self.read_decoded(chunks, at_once).await));
+        for (positions, read) in join_all(reads).await {
+            for (position, bytes) in positions.into_iter().zip(read) {
+                searches[position].found = bytes;
+            }
+        }
+        copies.retain(|(position, _)| searches[*position].found.is_none());
+        copies.into_iter().unzip()
     }
 
     /// Finds the copies of a blob.

@@ -12,7 +12,7 @@ use bkfs_store::urgency::{SharedUrgency, Urgency};
 use bytes::Bytes;
 
 use super::plan::coalesce;
-use super::reader::{Answers, FrameAnswer, FrameKey, Reader, Region, Source, heed};
+use super::reader::{Answers, FrameAnswer, FrameKey, Reader, Region, Source};
 use super::single_flight::Duty;
 use crate::catalog::{Candidate, Location};
 use crate::crypto::{Class, ObjectOpener};
@@ -310,7 +310,7 @@ impl Reader {
 
     /// Takes the frames that the disk cache holds, and returns the rest. A frame that does not
     /// verify was never written whole.
-    async fn fetch_cached(&self, trip: &Trip, errands: Vec<Errand>) -> Vec<Errand> {
+    async fn fetch_cached(self: &Arc<Self>, trip: &Trip, errands: Vec<Errand>) -> Vec<Errand> {
         let pack = trip.candidate.location.pack;
         let disk = self.disk.clone().filter(|disk| disk.has(pack));
         let pins = self.pins.clone();
@@ -344,6 +344,9 @@ impl Reader {
             match decoded.remove(&errand.location.key()) {
                 Some(Ok(frame)) => {
                     self.link.counters.disk_hits.one();
+                    if trip.urgency.get() == Urgency::Now {
+                        self.keep_decoded(errand.location.key(), &frame);
+                    }
                     self.land(errand.location.key(), errand.duty, Ok(frame));
                 }
                 _ => missing.push(errand),
@@ -407,7 +410,7 @@ impl Reader {
     }
 
     /// Fetches one range, and answers for the frames in it.
-    async fn fetch_range(&self, trip: &Trip, range: Range<u64>, errands: Vec<Errand>) {
+    async fn fetch_range(self: &Arc<Self>, trip: &Trip, range: Range<u64>, errands: Vec<Errand>) {
         let _room = self.room(range.end - range.start, &trip.urgency).await;
         let fetched = self
             .link
@@ -517,7 +520,7 @@ impl Reader {
     }
 
     /// Writes a whole pack to the disk cache.
-    pub(crate) async fn keep_pack(&self, pack: PackName, parts: Vec<Bytes>) {
+    pub(crate) async fn keep_pack(self: &Arc<Self>, pack: PackName, parts: Vec<Bytes>) {
         let mut offset = 0;
         let place = |part: Bytes| {
             let start = offset;
@@ -529,22 +532,21 @@ impl Reader {
     }
 
     /// Writes parts of a pack to the disk cache, each with its offset in the pack in bytes.
-    async fn keep(&self, pack: PackName, frames: Vec<(u64, Bytes)>) {
+    async fn keep(self: &Arc<Self>, pack: PackName, frames: Vec<(u64, Bytes)>) {
         let Some(disk) = self.disk.clone() else {
             return;
         };
         if frames.is_empty() || !self.saves_requests {
             return;
         }
-        let (pins, catalog) = (self.pins.clone(), Arc::clone(&self.catalog));
-        let counters = Arc::clone(&self.link.counters);
+        let reader = Arc::clone(self);
         let write = move || {
             // Another process may have pinned something, which leaves less room.
-            if let Some(pins) = pins.filter(|pins| pins.refresh()) {
-                heed(&pins, &catalog, Some(&disk), &counters);
+            if reader.pins.as_ref().is_some_and(|pins| pins.refresh()) {
+                reader.heed_pins();
             }
-            disk.write(pack, &frames);
-            counters.disk_cache_bytes.set(disk.used());
+            disk.write(pack, &frames, || reader.give_way());
+            reader.share_disk();
         };
         let _ = tokio::task::spawn_blocking(write).await;
     }

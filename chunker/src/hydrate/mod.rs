@@ -6,6 +6,7 @@
 mod fetch;
 mod hints;
 mod in_memory;
+mod on_disk;
 mod pinning;
 mod plan;
 mod reader;

@@ -17,7 +17,7 @@ use super::fetch::Trip;
 use super::plan::coalesce;
 use super::reader::{FrameAnswer, FrameKey, Reader};
 use super::single_flight::Duty;
-use crate::cache::DiskCache;
+use crate::cache::{DiskCache, is_out_of_room};
 use crate::catalog::{Candidate, Location};
 use crate::error::ContentError;
 use crate::pack::PackName;
@@ -104,7 +104,7 @@ impl Reader {
 
     /// Copies those frames that the disk cache has. Returns the others.
     async fn pin_cached(
-        &self,
+        self: &Arc<Self>,
         trip: &Trip,
         pins: &Arc<Pins>,
         locations: Vec<Location>,
@@ -154,7 +154,7 @@ impl Reader {
 
     /// Fetches frames, answers for them, and writes them to disk.
     async fn fetch_to_pin(
-        &self,
+        self: &Arc<Self>,
         trip: &Trip,
         pins: &Arc<Pins>,
         fetches: Vec<Fetch>,
@@ -172,7 +172,7 @@ impl Reader {
 
     /// Fetches one range. Returns the stored lengths of its frames, in bytes.
     async fn pin_range(
-        &self,
+        self: &Arc<Self>,
         trip: &Trip,
         pins: &Arc<Pins>,
         range: Range<u64>,
@@ -248,9 +248,9 @@ impl Reader {
     }
 
     /// Writes frames to disk, and frees ranges of the pack in the disk cache. If the disk is full,
-    /// evicts as much of the disk cache once.
+    /// what lies decoded gives way; if that is not enough, as much of the disk cache is evicted once.
     async fn put_pinned(
-        &self,
+        self: &Arc<Self>,
         pins: &Arc<Pins>,
         pack: PackName,
         frames: Vec<(Location, Bytes)>,
@@ -260,28 +260,27 @@ impl Reader {
             return Ok(());
         }
         let (pins, disk) = (Arc::clone(pins), self.disk.clone());
-        let counters = Arc::clone(&self.link.counters);
+        let reader = Arc::clone(self);
         let write = move || {
             let frames: Vec<(u64, Bytes)> = (frames.into_iter())
                 .map(|(at, bytes)| (at.offset, bytes))
                 .collect();
             let length: u64 = frames.iter().map(|(_, bytes)| bytes.len() as u64).sum();
             let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
-            let written = match pins.frames().put(pack, &frames) {
-                Err(error)
-                    if full(&error)
-                        && disk.as_ref().is_some_and(|disk| disk.make_room(2 * length)) =>
-                {
-                    pins.frames().put(pack, &frames)
-                }
-                written => written,
-            };
+            let mut written = pins.frames().put(pack, &frames);
+            if written.as_ref().is_err_and(is_out_of_room) && reader.give_way() {
+                written = pins.frames().put(pack, &frames);
+            }
+            let evict = |disk: &Arc<DiskCache>| disk.make_room(2 * length);
+            if written.as_ref().is_err_and(full) && disk.as_ref().is_some_and(evict) {
+                written = pins.frames().put(pack, &frames);
+            }
+            let counters = &reader.link.counters;
             counters.pinned_bytes.set(pins.frames().used());
             if let (Some(disk), Ok(())) = (&disk, &written) {
                 copied.iter().for_each(|range| disk.punch(pack, range));
-                disk.reserve(pins.reserved_bytes());
-                counters.disk_cache_bytes.set(disk.used());
             }
+            reader.share_disk();
             written.map_err(|error| pins.failed(error))
         };
         match tokio::task::spawn_blocking(write).await {

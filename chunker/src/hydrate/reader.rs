@@ -4,23 +4,23 @@
 //! own the choice of a copy, nor how it is fetched (`fetch`).
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::sync::Notify;
 
 use super::hints::Hints;
 use super::plan::RANGE_BYTES;
 use super::single_flight::SingleFlight;
 use crate::budget::MemoryBudget;
-use crate::cache::{DiskCache, MemoryCache};
+use crate::cache::{DecodedFrames, DiskCache, MemoryCache};
 use crate::catalog::{Candidate, Catalog};
 use crate::chunking::segment::Segment;
 use crate::crypto::{Keyring, ObjectOpener};
 use crate::error::ContentError;
 use crate::gate::ByteGate;
 use crate::id::Id;
-use crate::metrics::Counters;
 use crate::pack::{NamedFrame, PackName};
 use crate::pending::{PendingBlobs, SealedHere};
 use crate::pins::Pins;
@@ -56,6 +56,13 @@ const SEGMENT_SHARE: u64 = 8;
 /// places for each chunk of 16 KiB.
 const HINT_SHARE: u64 = 256;
 
+/// Divisor of the memory cache: of it, one part of this many at most tells where decoded frames lie on
+/// disk.
+const DECODED_SHARE: u64 = 8;
+
+/// Divisor of the limit of the cache on disk: one part of this many may be decoded frames.
+const DECODED_DISK_SHARE: u64 = 4;
+
 /// Bytes of pack openers that are cached: about four thousand openers.
 const OPENER_BYTES: u64 = 4 << 20;
 
@@ -77,6 +84,11 @@ pub(crate) struct Reader {
     pub(crate) workers: Workers,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) disk: Option<Arc<DiskCache>>,
+    /// Frames that were decoded more than once, as long as the process lives.
+    pub(crate) decoded: Option<Arc<DecodedFrames>>,
+    /// Held while pins are heeded and the disk is divided, so that nothing older replaces what is
+    /// newer.
+    sharing: Mutex<()>,
     /// What stays on disk until its user gives it up.
     pub(crate) pins: Option<Arc<Pins>>,
     pub(crate) saves_requests: bool,
@@ -88,6 +100,8 @@ pub(crate) struct Reader {
     /// Bounds those of fetches for which no caller waits. It is a part of that of all.
     pub(super) decode_ahead_gate: ByteGate,
     pub(super) frames: MemoryCache<FrameKey, Arc<NamedFrame>>,
+    /// The memory of `frames`, and of what is known of frames that lie decoded on disk.
+    pub(super) frame_bytes: u64,
     pub(crate) segments: MemoryCache<Id, Arc<Segment>>,
     openers: MemoryCache<PackName, Arc<ObjectOpener>>,
     pub(super) single_flight: SingleFlight<FrameKey, FrameAnswer>,
@@ -118,6 +132,8 @@ pub(crate) struct ReaderParts {
     pub(crate) workers: Workers,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) disk: Option<Arc<DiskCache>>,
+    /// Where decoded frames are kept, in the directory of `disk`.
+    pub(crate) decoded_in: Option<PathBuf>,
     pub(crate) pins: Option<Arc<Pins>>,
     /// Whether fetched frames are cached on disk, and neighbours of small files are fetched with
     /// them.
@@ -140,12 +156,18 @@ impl Reader {
         let segment_bytes = cache_bytes / SEGMENT_SHARE;
         let hint_bytes = cache_bytes / HINT_SHARE;
         let frame_bytes = cache_bytes - segment_bytes - hint_bytes;
+        let decoded_bytes = cache_bytes / DECODED_SHARE;
+        let decoded_in = parts.decoded_in;
         Self {
             link: parts.link,
             keyring: parts.keyring,
             workers: parts.workers,
             catalog: parts.catalog,
             disk: parts.disk,
+            decoded: decoded_in
+                .and_then(|at| DecodedFrames::new(at, decoded_bytes))
+                .map(Arc::new),
+            sharing: Mutex::new(()),
             pins: parts.pins,
             saves_requests: parts.saves_requests,
             prefetch_gate: ByteGate::new(parts.memory.prefetch_bytes()),
@@ -164,6 +186,7 @@ impl Reader {
                 ByteGate::new(all - all / NOW_SHARE)
             },
             frames: MemoryCache::new(frame_bytes),
+            frame_bytes,
             segments: MemoryCache::new(segment_bytes),
             openers: MemoryCache::new(OPENER_BYTES),
             single_flight: SingleFlight::new(),
@@ -186,10 +209,65 @@ impl Reader {
 
     /// Makes the tables of pins and the room that they take known, after pins have changed.
     pub(crate) fn heed_pins(&self) {
+        let alone = self.sharing.lock();
         if let Some(pins) = &self.pins {
+            let tables = pins
+                .list()
+                .iter()
+                .map(|pin| Arc::clone(pin.table()))
+                .collect();
+            self.catalog.set_pinned(tables);
             let counters = &self.link.counters;
-            heed(pins, &self.catalog, self.disk.as_deref(), counters);
+            counters.pinned_bytes.set(pins.frames().used());
         }
+        self.share(&alone);
+    }
+
+    /// Divides the limit of the cache on disk: pins come first, then sealed frames. Decoded ones have
+    /// what these leave. The memory of what is known of them is taken off the frames in memory.
+    pub(crate) fn share_disk(&self) {
+        self.share(&self.sharing.lock());
+    }
+
+    fn share(&self, _alone: &MutexGuard<'_, ()>) {
+        let Some(disk) = &self.disk else {
+            return;
+        };
+        let counters = &self.link.counters;
+        disk.reserve(self.reserved_bytes());
+        counters.disk_cache_bytes.set(disk.used());
+        if let Some(decoded) = &self.decoded {
+            decoded.limit_to(self.left_on_disk(disk));
+            counters.decoded_bytes.set(decoded.disk_bytes());
+            let frame_bytes = self.frame_bytes.saturating_sub(decoded.memory());
+            self.frames.limit_to(frame_bytes);
+        }
+    }
+
+    /// Returns the most bytes of a new file of decoded frames: a quarter of the limit of the cache on
+    /// disk, and half of what is left of it. Sealed frames may take the other half.
+    pub(super) fn decoded_limit(&self, disk: &DiskCache) -> u64 {
+        // What is pinned at present takes more and more of it.
+        if self.pins.as_ref().is_some_and(|pins| pins.is_bringing()) {
+            return 0;
+        }
+        let left = self.left_on_disk(disk) / 2;
+        left.min(disk.limit() / DECODED_DISK_SHARE)
+    }
+
+    /// Forgets what lies decoded on a full disk. Returns false if that is nothing. It waits for the
+    /// disk.
+    pub(super) fn give_way(&self) -> bool {
+        (self.decoded.as_ref()).is_some_and(|decoded| decoded.give_way())
+    }
+
+    fn left_on_disk(&self, disk: &DiskCache) -> u64 {
+        let taken = self.reserved_bytes() + disk.used();
+        disk.limit().saturating_sub(taken)
+    }
+
+    fn reserved_bytes(&self) -> u64 {
+        (self.pins.as_ref()).map_or(0, |pins| pins.reserved_bytes())
     }
 
     /// Returns the largest range of one request, in bytes, unless a single frame is larger.
@@ -218,21 +296,6 @@ impl Reader {
         self.openers
             .put(name, ONE_OPENER_BYTES, Arc::clone(&opener));
         Ok(opener)
-    }
-}
-
-/// Makes the tables of pins and the room that they take known.
-pub(super) fn heed(pins: &Pins, catalog: &Catalog, disk: Option<&DiskCache>, counters: &Counters) {
-    let tables = pins
-        .list()
-        .iter()
-        .map(|pin| Arc::clone(pin.table()))
-        .collect();
-    catalog.set_pinned(tables);
-    counters.pinned_bytes.set(pins.frames().used());
-    if let Some(disk) = disk {
-        disk.reserve(pins.reserved_bytes());
-        counters.disk_cache_bytes.set(disk.used());
     }
 }
 

@@ -328,6 +328,11 @@ impl NamedFrame {
         })
     }
 
+    /// Returns the bytes of all blobs, and where each of them ends.
+    pub(crate) fn contents(&self) -> (Bytes, &[u32]) {
+        (self.frame.contents.clone(), &self.frame.ends)
+    }
+
     /// Returns the memory that the frame takes, in bytes.
     pub fn memory(&self) -> u64 {
         (self.frame.memory() + self.ids.len() * size_of::<OnceLock<(Kind, Id)>>()) as u64 + 64

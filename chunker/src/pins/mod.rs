@@ -205,6 +205,11 @@ impl Pins {
         Bringing(Arc::clone(&self.bringing))
     }
 
+    /// Returns true while this process brings a pin.
+    pub(crate) fn is_bringing(&self) -> bool {
+        self.bringing.load(Ordering::Relaxed) > 0
+    }
+
     /// Returns the bytes of disk that the cache leaves to pins. What this process is still to bring
     /// may lie in the cache: that makes room for it frame by frame.
     pub(crate) fn reserved_bytes(&self) -> u64 {

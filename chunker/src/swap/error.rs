@@ -22,8 +22,8 @@ impl SwapError {
     /// Returns what has happened, and not what is lost by it: a write that fails loses nothing.
     pub(super) fn cause(&self) -> String {
         match self {
-            Self::Disk(error) => format!("the disk of the swap file: {error}"),
-            Self::Damaged => self.to_string(),
+            Self::Disk(error) => format!("the disk: {error}"),
+            Self::Damaged => "the disk returns other bytes than it got".to_owned(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! A swap file: its places, its key, and bytes on their way there and back.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,6 +11,7 @@ use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use bytes::Bytes;
 use parking_lot::Mutex;
+use rustix::io::{Errno, ReadWriteFlags};
 use tokio::task::JoinError;
 use zeroize::Zeroizing;
 
@@ -30,6 +31,25 @@ pub(super) const PUT_TICKS_MAX: u32 = 120;
 /// Length of a tag, in bytes.
 const TAG_BYTES: usize = 16;
 
+/// What the bytes of a file are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SwapUse {
+    /// Changed data, of which there is no other copy.
+    Changes,
+    /// Decoded frames, which can be decoded again.
+    Decoded,
+}
+
+impl SwapUse {
+    /// Returns what is done with the bytes.
+    fn done(self) -> &'static str {
+        match self {
+            Self::Changes => "swapped out",
+            Self::Decoded => "kept decoded",
+        }
+    }
+}
+
 /// A swap file. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct SwapFile(pub(super) Arc<Shared>);
@@ -39,7 +59,10 @@ pub(super) struct Shared {
     key: LessSafeKey,
     state: Mutex<State>,
     limit_bytes: u64,
+    used_for: SwapUse,
     has_failed: AtomicBool,
+    /// True if the filesystem does not tell what the kernel has in memory.
+    pub(super) is_silent: AtomicBool,
 }
 
 struct State {
@@ -58,11 +81,19 @@ pub struct Swapped {
 }
 
 impl SwapFile {
-    /// Makes a swap file of an empty file without a name. It may grow to `limit_bytes`.
+    /// Makes a swap file for changes of an empty file without a name. It may grow to `limit_bytes`.
     ///
     /// # Errors
     /// The machine gives no random numbers.
     pub fn new(file: File, limit_bytes: u64) -> io::Result<Self> {
+        Self::used_for(SwapUse::Changes, file, limit_bytes)
+    }
+
+    /// Same, for bytes of another use.
+    ///
+    /// # Errors
+    /// The machine gives no random numbers.
+    pub(crate) fn used_for(used_for: SwapUse, file: File, limit_bytes: u64) -> io::Result<Self> {
         Ok(Self(Arc::new(Shared {
             file,
             key: random_key()?,
@@ -71,7 +102,9 @@ impl SwapFile {
                 nonce: 0,
             }),
             limit_bytes,
+            used_for,
             has_failed: AtomicBool::new(false),
+            is_silent: AtomicBool::new(false),
         })))
     }
 
@@ -97,8 +130,8 @@ impl SwapFile {
                         is_full = error.is_full_disk();
                         match is_full {
                             true => {
-                                let cause = error.cause();
-                                tracing::debug!("nothing is swapped out for a while: {cause}");
+                                let (done, cause) = (shared.used_for.done(), error.cause());
+                                tracing::debug!("nothing is {done} now: {cause}");
                                 Ok(Vec::new())
                             }
                             false => Err(error),
@@ -113,6 +146,24 @@ impl SwapFile {
     /// Returns the bytes that are taken, in whole places.
     pub fn used_bytes(&self) -> u64 {
         self.0.state.lock().places.used()
+    }
+
+    /// Returns the length of the file, in bytes. Places in it may be free.
+    pub(crate) fn end_bytes(&self) -> u64 {
+        self.0.state.lock().places.end()
+    }
+
+    /// Returns true if both are the same file.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Gives the disk back all that the file has, although readers may still have places in it: they
+    /// cannot read these any more. It waits for the disk.
+    pub(crate) fn empty(&self) {
+        self.0.has_failed.store(true, Ordering::Relaxed);
+        let emptied = self.0.file.set_len(0);
+        emptied.unwrap_or_else(|error| tracing::debug!(%error, "a swap file keeps its length"));
     }
 
     /// Returns the most bytes that the file may have.
@@ -177,10 +228,35 @@ impl Shared {
     /// Reads one place.
     pub(super) fn read(&self, swapped: &Swapped) -> Result<Bytes, SwapError> {
         let mut room = vec![0; swapped.length + TAG_BYTES];
-        let (sealed, tag) = room.split_at_mut(swapped.length);
+        let sealed = &mut room[..swapped.length];
         let read = self.file.read_exact_at(sealed, swapped.place.offset());
         read.map_err(|error| self.failed(SwapError::disk(error)))?;
-        tag.copy_from_slice(&swapped.tag);
+        self.open(swapped, room)
+    }
+
+    /// Reads one place if the kernel has it in memory; `None` if it would have to wait for the disk,
+    /// or the disk fails.
+    pub(super) fn read_in_memory(&self, swapped: &Swapped) -> Option<Bytes> {
+        if self.is_silent.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut room = vec![0; swapped.length + TAG_BYTES];
+        let sealed = IoSliceMut::new(&mut room[..swapped.length]);
+        let (offset, flags) = (swapped.place.offset(), ReadWriteFlags::NOWAIT);
+        match rustix::io::preadv2(&self.file, &mut [sealed], offset, flags) {
+            Ok(read) if read == swapped.length => self.open(swapped, room).ok(),
+            Err(Errno::OPNOTSUPP) => {
+                self.is_silent.store(true, Ordering::Relaxed);
+                None
+            }
+            // It would have to wait, or the file has ended.
+            Ok(_) | Err(_) => None,
+        }
+    }
+
+    /// Opens the bytes of one place, which has room for the tag behind them.
+    fn open(&self, swapped: &Swapped, mut room: Vec<u8>) -> Result<Bytes, SwapError> {
+        room[swapped.length..].copy_from_slice(&swapped.tag);
         let opened = (self.key).open_in_place(number(swapped.nonce), Aad::empty(), &mut room);
         opened.map_err(|_| self.failed(SwapError::Damaged))?;
         room.truncate(swapped.length);
@@ -224,7 +300,11 @@ impl Shared {
 
     fn failed(&self, error: SwapError) -> SwapError {
         if !error.is_full_disk() && !self.has_failed.swap(true, Ordering::Relaxed) {
-            tracing::error!("nothing more is swapped out: {}", error.cause());
+            let (done, cause) = (self.used_for.done(), error.cause());
+            match self.used_for {
+                SwapUse::Changes => tracing::error!("nothing more is {done}: {cause}"),
+                SwapUse::Decoded => tracing::warn!("nothing more is {done}: {cause}"),
+            }
         }
         error
     }

@@ -1,5 +1,5 @@
-//! The swap file: bytes that memory has no room for, on local disk, until they are read or not
-//! needed any more.
+//! The swap file: bytes that memory has no room for, on local disk, until they are not needed any
+//! more. They are changes of a scratch clone, or decoded frames.
 //!
 //! Owns the file, which has no name and ends with the process; the key that seals its bytes, which
 //! only this process has; and which places of the file are taken. Does not own which bytes go there,
@@ -14,8 +14,10 @@ mod part;
 mod places;
 
 pub use error::SwapError;
+pub(crate) use file::SwapUse;
 pub use file::{SwapFile, Swapped};
 pub use part::{SwappedPart, read, read_in_time};
+pub(crate) use part::{places_of, read_in_memory, read_now};
 
 #[cfg(test)]
 mod tests;

@@ -43,6 +43,11 @@ impl SwappedPart {
         }
     }
 
+    /// Returns true if both are of one whole.
+    fn shares_its_whole(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.whole, &other.whole)
+    }
+
     /// Returns its bytes, of those of the whole. A small part does not keep the whole in memory.
     fn cut(&self, whole: &Bytes) -> Bytes {
         let part = whole.slice(self.range.start as usize..self.range.end as usize);
@@ -88,10 +93,34 @@ pub async fn read_in_time(parts: Vec<SwappedPart>) -> Result<Vec<Bytes>, SwapErr
     file.patiently(u32::MAX, read).await
 }
 
+/// Reads parts, in order, on this thread.
+///
+/// # Errors
+/// Those of [`read`].
+pub(crate) fn read_now(parts: &[SwappedPart]) -> Result<Vec<Bytes>, SwapError> {
+    read_each(parts, &AtomicU64::new(0))
+}
+
+/// Returns the number of places that are read for these parts.
+pub(crate) fn places_of(parts: &[SwappedPart]) -> usize {
+    parts.chunk_by(SwappedPart::shares_its_whole).count()
+}
+
+/// Reads parts, in order, that the kernel has in memory; `None` if it does not have all of them, or
+/// the disk fails. It does not wait.
+pub(crate) fn read_in_memory(parts: &[SwappedPart]) -> Option<Vec<Bytes>> {
+    let mut read = Vec::with_capacity(parts.len());
+    for parts in parts.chunk_by(SwappedPart::shares_its_whole) {
+        let whole = &parts[0].whole;
+        let bytes = whole.shared.read_in_memory(whole)?;
+        read.extend(parts.iter().map(|part| part.cut(&bytes)));
+    }
+    Some(read)
+}
+
 fn read_each(parts: &[SwappedPart], answers: &AtomicU64) -> Result<Vec<Bytes>, SwapError> {
     let mut read = Vec::with_capacity(parts.len());
-    let is_of_one = |one: &SwappedPart, other: &SwappedPart| Arc::ptr_eq(&one.whole, &other.whole);
-    for parts in parts.chunk_by(is_of_one) {
+    for parts in parts.chunk_by(SwappedPart::shares_its_whole) {
         let whole = &parts[0].whole;
         let bytes = whole.shared.read(whole)?;
         answers.fetch_add(1, Ordering::Relaxed);

@@ -82,6 +82,11 @@ impl Places {
         self.used
     }
 
+    /// Returns where the last place ends.
+    pub(super) fn end(&self) -> u64 {
+        self.end
+    }
+
     /// Takes a free place of this size, or the first part of a longer one.
     fn whole(&mut self, size: usize) -> Option<Place> {
         let from = (size..SIZES).find(|from| !self.free[*from].is_empty())?;

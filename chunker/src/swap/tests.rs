@@ -117,7 +117,10 @@ async fn a_changed_file_is_damage() {
     let one = put(&swap, &[1; 5000]).await.expect("there is room");
     let two = put(&swap, &[2; 5000]).await.expect("there is room");
     let file = &swap.0.file;
-    file.write_all_at(&[0], offset(&one) + 4000).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset(&one) + 4000).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], offset(&one) + 4000)
+        .unwrap();
     assert!(!swap.has_failed());
     assert!(matches!(back(&one).await, Err(SwapError::Damaged)));
     assert!(swap.has_failed());
@@ -128,6 +131,31 @@ async fn a_changed_file_is_damage() {
     assert!(matches!(back(&one).await, Err(SwapError::Damaged)));
     file.set_len(10).unwrap();
     assert!(matches!(back(&two).await, Err(SwapError::Disk(_))));
+}
+
+#[tokio::test]
+async fn what_the_kernel_has_in_memory_is_read_at_once() {
+    let swap = swap(LIMIT);
+    let one = put(&swap, &[1; 5000]).await.expect("there is room");
+    let two = put(&swap, &[2; 5000]).await.expect("there is room");
+    let both = [one.clone(), two.clone()];
+    // Not every filesystem tells what is in memory.
+    let read = read_in_memory(&both);
+    match swap.0.is_silent.load(Ordering::Relaxed) {
+        true => assert_eq!(read, None),
+        false => assert_eq!(read.expect("they were just written").concat(), {
+            let pages: [&[u8]; 2] = [&[1; 5000], &[2; 5000]];
+            pages.concat()
+        }),
+    }
+    let file = &swap.0.file;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset(&one) + 4000).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], offset(&one) + 4000)
+        .unwrap();
+    assert_eq!(read_in_memory(&both), None);
+    file.set_len(offset(&two) + 10).unwrap();
+    assert_eq!(read_in_memory(&[two]), None);
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 mod balance;
 mod bucket;
 mod cached;
+mod decoded;
 mod delivered;
 mod faults;
 mod finishes;

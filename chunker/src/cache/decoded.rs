@@ -65,6 +65,9 @@ const UNPAID_PER_EVICTION: u32 = 64;
 /// The number of evictions that earlier hits pay for, at most.
 const EVICTIONS_SAVED_UP: u32 = 64;
 
+/// Who finds a full disk so soon after it was given back something has found it before that.
+const MOMENT: Duration = Duration::from_secs(1);
+
 /// How long passes before the lock is tried again, and before the disk is divided again while frames
 /// are read.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -90,6 +93,9 @@ pub(crate) struct DecodedFrames {
     /// One frame is written at a time. So a slow disk holds up no reader, and little memory.
     writes: Arc<Semaphore>,
     reads: Arc<Semaphore>,
+    /// When the disk was last given back what it had because it was full. Held meanwhile, so that all
+    /// who found the disk full know of it.
+    given: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug)]
@@ -267,6 +273,7 @@ impl DecodedFrames {
             }),
             writes: Arc::new(Semaphore::new(1)),
             reads: Arc::new(Semaphore::new(READS)),
+            given: Mutex::new(None),
         })
     }
 
@@ -342,9 +349,10 @@ impl DecodedFrames {
         }
         if state.waits_for_hits && state.hits < HITS_PER_EVICTION {
             state.unpaid += 1;
-            if !state.unpaid.is_multiple_of(UNPAID_PER_EVICTION) {
+            if state.unpaid < UNPAID_PER_EVICTION {
                 return None;
             }
+            state.unpaid = 0;
             state.hits += HITS_PER_EVICTION;
         }
         Arc::clone(&self.writes).try_acquire_owned().ok()
@@ -418,13 +426,16 @@ impl DecodedFrames {
         forgotten.into_iter().for_each(Forgotten::end_elsewhere);
     }
 
-    /// Forgets everything, and gives the disk back what it had. Returns false if that was nothing.
-    /// It waits for the disk.
+    /// Forgets everything, and gives the disk back what it had. Returns false if that was nothing, and
+    /// nothing was given back a moment ago. It waits for the disk.
     pub(crate) fn give_way(&self) -> bool {
+        let mut given = self.given.lock();
         let forgotten = self.state.lock().forget();
-        let has_given = forgotten.is_some();
-        forgotten.into_iter().for_each(Forgotten::end);
-        has_given
+        if let Some(forgotten) = forgotten {
+            forgotten.end();
+            *given = Some(Instant::now());
+        }
+        given.is_some_and(|at| at.elapsed() < MOMENT)
     }
 
     /// Keeps nothing from now on, and gives the disk back what it has.
@@ -492,6 +503,7 @@ impl DecodedFrames {
             };
             state.hits = hits;
             let Some((_, frame)) = state.frames.pop_lru() else {
+                state.waits_for_hits = false;
                 return false;
             };
             state.memory -= frame.memory();
@@ -622,7 +634,10 @@ mod tests {
         assert_eq!((kept(&frames), frames.disk_bytes()), (0, 0));
         keep(&frames, 100, LIMIT).await;
         assert!(has(&frames, 100), "in a new file");
-        assert!(frames.give_way() && !frames.give_way());
+        assert!(frames.give_way());
+        assert!(frames.give_way(), "another found the disk full as well");
+        *frames.given.lock() = Instant::now().checked_sub(MOMENT);
+        assert!(!frames.give_way());
         assert_eq!((kept(&frames), frames.disk_bytes()), (0, 0));
     }
 

@@ -411,14 +411,14 @@ impl DiskCacheState {
     }
 }
 
-/// Returns true if an error does not concern the disk: this process or the system has too many
-/// files open.
 /// Returns true if the disk is full, or the user has no right to more of it.
 pub(crate) fn is_out_of_room(error: &io::Error) -> bool {
     let kind = error.kind();
     kind == io::ErrorKind::StorageFull || kind == io::ErrorKind::QuotaExceeded
 }
 
+/// Returns true if an error does not concern the disk: this process or the system has too many
+/// files open.
 pub(super) fn is_passing(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use bkfs_fuse::{Entry, FileKind, Forget, Lookup, Stat, Statistics};
+use bkfs_fuse::{Attributes as Shown, Entry, FileKind, Forget, Lookup, Stat, Statistics};
 use bytes::Bytes;
 
 use crate::fault;
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::{Key, KeyParts, MAX_NAME_BYTES};
-use crate::vfs::convert;
+use crate::vfs::convert::{self, Lifetimes};
 use crate::vfs::numbers::{self, CONTROL_DIRECTORY, Number, ROOT, SNAPSHOTS};
 use crate::vfs::{Mount, special};
 use crate::volume::ROOT_INODE;
@@ -107,9 +107,7 @@ impl Mount {
         number: Number,
         attributes: &Attributes,
     ) -> Result<Entry, VolumeError> {
-        let dirty = self.dirty_bytes(number, attributes);
-        let shown = convert::attributes(number, attributes, dirty)?;
-        let lifetimes = self.lifetimes_shown(number, attributes, dirty);
+        let (shown, lifetimes) = self.shown(number, attributes)?;
         Ok(convert::entry(shown, lifetimes))
     }
 
@@ -127,18 +125,24 @@ impl Mount {
         number: Number,
         attributes: &Attributes,
     ) -> Result<Stat, VolumeError> {
-        let dirty = self.dirty_bytes(number, attributes);
-        let shown = convert::attributes(number, attributes, dirty)?;
-        let lifetimes = self.lifetimes_shown(number, attributes, dirty);
+        let (shown, lifetimes) = self.shown(number, attributes)?;
         Ok(convert::stat(shown, lifetimes))
     }
 
-    /// Returns the dirty bytes of an inode. An empty file has none.
-    fn dirty_bytes(&self, number: Number, attributes: &Attributes) -> u64 {
-        match self.volume_of(number) {
+    /// Returns the attributes of an inode as they are shown now, and for how long the kernel may keep
+    /// them. Both follow from one look at its dirty bytes.
+    fn shown(
+        &self,
+        number: Number,
+        attributes: &Attributes,
+    ) -> Result<(Shown, Lifetimes), VolumeError> {
+        let dirty = match self.volume_of(number) {
+            // An empty file has none.
             Some(volume) if attributes.size_bytes > 0 => volume.dirty_bytes(number.inode),
             _ => 0,
-        }
+        };
+        let shown = convert::attributes(number, attributes, dirty)?;
+        Ok((shown, self.lifetimes_shown(number, attributes, dirty)))
     }
 
     pub(super) fn special_entry(&self, number: Number) -> Result<Entry, VolumeError> {

@@ -188,14 +188,13 @@ impl DiskCache {
         if self.writes_off.load(Ordering::Relaxed) || self.limit.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let is_full = |error: &io::Error| error.raw_os_error() == Some(libc::ENOSPC);
         let written = match self.put(name, parts) {
             Err(error) if is_out_of_room(&error) && give_way() => self.put(name, parts),
             written => written,
         };
         match written {
             Ok(()) => self.evict(),
-            Err(error) if is_full(&error) => self.shrink(&error),
+            Err(error) if is_out_of_room(&error) => self.shrink(&error),
             Err(error) if is_passing(&error) => tracing::debug!(%error, "not kept in the cache"),
             Err(error) => self.trouble(&error, &self.writes_off),
         }

@@ -89,6 +89,11 @@ impl<K: Hash + Eq, V: Clone> MemoryCache<K, V> {
     }
 
     #[cfg(test)]
+    pub(crate) fn limit(&self) -> u64 {
+        self.state.lock().limit
+    }
+
+    #[cfg(test)]
     pub(crate) fn used(&self) -> u64 {
         self.state.lock().used
     }

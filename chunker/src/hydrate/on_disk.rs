@@ -31,13 +31,13 @@ impl Reader {
         if frame.class() != Class::DataPack {
             return;
         }
+        let Some(right) = decoded.note_decoded(key) else {
+            return;
+        };
         let limit = self.decoded_limit(disk);
         if limit < LEAST_LIMIT {
             return;
         }
-        let Some(right) = decoded.note_decoded(key) else {
-            return;
-        };
         let (reader, frame) = (Arc::clone(self), Arc::clone(frame));
         let decoded = Arc::clone(decoded);
         tokio::spawn(async move {

@@ -6,7 +6,6 @@
 //! are brought concurrently (`content_store`).
 
 use std::collections::HashMap;
-use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -266,13 +265,12 @@ impl Reader {
                 .map(|(at, bytes)| (at.offset, bytes))
                 .collect();
             let length: u64 = frames.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-            let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
             let mut written = pins.frames().put(pack, &frames);
             if written.as_ref().is_err_and(is_out_of_room) && reader.give_way() {
                 written = pins.frames().put(pack, &frames);
             }
             let evict = |disk: &Arc<DiskCache>| disk.make_room(2 * length);
-            if written.as_ref().is_err_and(full) && disk.as_ref().is_some_and(evict) {
+            if written.as_ref().is_err_and(is_out_of_room) && disk.as_ref().is_some_and(evict) {
                 written = pins.frames().put(pack, &frames);
             }
             let counters = &reader.link.counters;

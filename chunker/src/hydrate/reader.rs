@@ -255,6 +255,13 @@ impl Reader {
         left.min(disk.limit() / DECODED_DISK_SHARE)
     }
 
+    /// Returns the memory that frames may take, and that of what is known of decoded ones.
+    #[cfg(test)]
+    pub(crate) fn frame_memory(&self) -> (u64, u64) {
+        let decoded = self.decoded.as_ref();
+        (self.frames.limit(), decoded.map_or(0, |it| it.memory()))
+    }
+
     /// Forgets what lies decoded on a full disk. Returns false if that is nothing. It waits for the
     /// disk.
     pub(super) fn give_way(&self) -> bool {

@@ -102,7 +102,14 @@ async fn what_is_read_once_is_not_kept_decoded() {
 #[tokio::test]
 async fn pages_that_are_read_again_are_not_decoded_again() {
     let pages = Pages::new(71).await;
+    let fresh = pages.world.loaded().await;
+    let (all, none) = fresh.shared().reader.frame_memory();
+    assert_eq!(none, 0);
     let content_store = pages.warm().await;
+    let reader = &content_store.shared().reader;
+    reader.share_disk();
+    let (frames, known) = reader.frame_memory();
+    assert!(known > 10_000 && frames + known == all, "{frames}, {known}");
     let before = content_store.metrics();
     let begun = Instant::now();
     // A frame is kept if it is decoded while no other is written.

@@ -130,19 +130,19 @@ impl Mount {
     }
 
     /// Returns the attributes of an inode as they are shown now, and for how long the kernel may keep
-    /// them. Both follow from one look at its dirty bytes.
+    /// them. Both follow from one look at the volume.
     fn shown(
         &self,
         number: Number,
         attributes: &Attributes,
     ) -> Result<(Shown, Lifetimes), VolumeError> {
-        let dirty = match self.volume_of(number) {
-            // An empty file has none.
-            Some(volume) if attributes.size_bytes > 0 => volume.dirty_bytes(number.inode),
-            _ => 0,
+        let (attributes, dirty) = match self.volume_of(number) {
+            // An empty file has no dirty bytes.
+            Some(volume) if attributes.size_bytes > 0 => volume.newest(number.inode, attributes),
+            _ => (*attributes, 0),
         };
-        let shown = convert::attributes(number, attributes, dirty)?;
-        Ok((shown, self.lifetimes_shown(number, attributes, dirty)))
+        let shown = convert::attributes(number, &attributes, dirty)?;
+        Ok((shown, self.lifetimes_shown(number, &attributes, dirty)))
     }
 
     pub(super) fn special_entry(&self, number: Number) -> Result<Entry, VolumeError> {

@@ -230,12 +230,16 @@ impl Mount {
     }
 
     /// Returns the lifetimes for attributes that are shown now. While dirty bytes may overlay
-    /// stored ones, `st_blocks` changes when they are stored, so attributes live for 1 s at most. A
-    /// write clears set-id bits without a notice to the kernel. Attributes with set-id bits
-    /// therefore live for 0 s, and the kernel asks again before it executes the file.
+    /// stored ones, `st_blocks` changes when they are stored, so attributes live for 1 s at most. So
+    /// do those of a file without a block: it may be one hole, or was stored and committed since its
+    /// attributes were read. A write clears set-id bits without a notice to the kernel. Attributes
+    /// with set-id bits therefore live for 0 s, and the kernel asks again before it executes the
+    /// file.
     fn lifetimes_shown(&self, number: Number, attributes: &Attributes, dirty: u64) -> Lifetimes {
         let mut lifetimes = self.lifetimes_of(number);
-        if attributes.allocated_bytes > 0 && dirty > 0 {
+        let is_overlaid = attributes.allocated_bytes > 0 && dirty > 0;
+        let is_empty = attributes.allocated_bytes == 0 && dirty == 0 && attributes.size_bytes > 0;
+        if is_overlaid || number.snapshot == 0 && is_empty && mode::is_regular(attributes.mode) {
             lifetimes.attributes = lifetimes.attributes.min(Lifetimes::FOLLOWING.attributes);
         }
         let is_privileged = mode::is_regular(attributes.mode)

@@ -39,7 +39,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use crate::clock::Clock;
-use crate::tree::item::Timestamp;
+use crate::tree::item::{Attributes, Timestamp};
 use crate::volume::brief_reads::BriefReads;
 use crate::volume::error::VolumeError;
 use crate::volume::locks::InodeLocks;
@@ -262,10 +262,13 @@ impl Volume {
         self.clock.now()
     }
 
-    /// Returns the number of a file's dirty bytes, which are not yet stored.
-    pub fn dirty_bytes(&self, inode: u64) -> u64 {
+    /// Returns the attributes of a file and the number of its dirty bytes, which are not yet stored,
+    /// both of one moment. A flush makes allocated bytes of dirty ones, and attributes that were read
+    /// before it count neither. `read` are those that the caller has; they are returned if no layer
+    /// has newer ones.
+    pub fn newest(&self, inode: u64, read: &Attributes) -> (Attributes, u64) {
         let Ok(state) = self.view.state() else {
-            return 0;
+            return (*read, 0);
         };
         let state = state.lock();
         let dirty = |layer: &state::Layer| {
@@ -274,7 +277,9 @@ impl Volume {
                 .get(&inode)
                 .map_or(0, |ranges| ranges.data_bytes())
         };
-        state.layers(Scope::Live).map(dirty).sum()
+        let dirty_bytes = state.layers(Scope::Live).map(dirty).sum();
+        let newest = state.attributes(Scope::Live, inode);
+        (newest.unwrap_or(*read), dirty_bytes)
     }
 
     /// Returns the number of dirty bytes of all files.

@@ -54,6 +54,11 @@ fn holes_are_not_used() {
     let host = bucket.host();
     resize(&host, "sparse", 1 << 50);
     assert_eq!(used_blocks(&host), 0);
+    let ino = Ino(host.file("sparse"));
+    let answer = ask(&host, |vfs, reply| vfs.getattr(ino, None, reply));
+    let seen = answer.recv().expect("answered").expect("well");
+    assert_eq!(seen.attributes.blocks, 0);
+    assert_eq!(seen.ttl.as_secs(), 1, "it may soon have blocks");
     host.write("sparse", 1 << 40, noise(1, 64 << 10));
     assert_eq!(used_blocks(&host), 16, "dirty bytes are used");
     host.run(host.volume().commit()).expect("committed");
@@ -64,6 +69,27 @@ fn holes_are_not_used() {
     resize(&host, "sparse", 1 << 30);
     host.run(host.volume().commit()).expect("committed");
     assert_eq!(used_blocks(&host), 0);
+}
+
+/// Attributes are read, and then what was dirty is stored. Shown with them, the file would occupy
+/// nothing, and programs like tar take a file without blocks for one hole.
+#[test]
+fn bytes_that_are_stored_meanwhile_occupy_room() {
+    let bucket = Bucket::new();
+    let host = bucket.host();
+    host.write("file", 0, noise(1, 300_000));
+    let (volume, inode) = (host.volume(), host.file("file"));
+    let read = || host.run(volume.view.attributes(Scope::Live, inode));
+    let shown = |read| {
+        let (attributes, dirty_bytes) = volume.newest(inode, &read);
+        (attributes.allocated_bytes, dirty_bytes)
+    };
+    let before = read().expect("there");
+    assert_eq!(shown(before), (0, 300_000));
+    host.run(volume.settle(inode)).expect("settled");
+    assert_eq!(shown(before), (300_000, 0));
+    host.run(volume.commit()).expect("committed");
+    assert_eq!(shown(read().expect("there")), (300_000, 0));
 }
 
 /// Makes one of all changes that change what is allocated. `round` decides which.

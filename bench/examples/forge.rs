@@ -92,7 +92,12 @@ fn run(left: &[u8], pages: u64, random: &mut StdRng) -> Bytes {
     run.freeze()
 }
 
-async fn add_file(volume: &Volume, name: String, pages: u64, random: &mut StdRng) -> Outcome<()> {
+async fn add_file(
+    volume: &Arc<Volume>,
+    name: String,
+    pages: u64,
+    random: &mut StdRng,
+) -> Outcome<()> {
     let new = NewInode {
         mode: 0o100_600,
         uid: 0,

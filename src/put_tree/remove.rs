@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::tree::item::Item;
 use crate::tree::key::{self, Key, KeyParts};
@@ -30,7 +31,11 @@ pub async fn names(volume: &Volume, inode: u64) -> Result<HashMap<Vec<u8>, Named
 /// # Errors
 /// Those of reading and changing the volume; [`VolumeError::Malformed`] for a directory that lies
 /// in itself, or holds what is no name. Only damaged and forged trees have those.
-pub async fn remove(volume: &Volume, directory: u64, named: &Named) -> Result<u64, VolumeError> {
+pub async fn remove(
+    volume: &Arc<Volume>,
+    directory: u64,
+    named: &Named,
+) -> Result<u64, VolumeError> {
     if !named.is_directory() {
         unlink(volume, directory, named).await?;
         return Ok(1);
@@ -82,7 +87,7 @@ impl Level {
     }
 }
 
-async fn unlink(volume: &Volume, directory: u64, named: &Named) -> Result<(), VolumeError> {
+async fn unlink(volume: &Arc<Volume>, directory: u64, named: &Named) -> Result<(), VolumeError> {
     let before = match walk::attributes(&volume.view, named.inode).await? {
         Ok(attributes) => attributes,
         Err(_) => return Err(VolumeError::Malformed { inode: directory }),

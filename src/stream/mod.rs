@@ -159,7 +159,7 @@ async fn find(
 /// [`StreamError::Path`] if a name is that of another file; [`StreamError::Volume`] if the volume
 /// cannot be read or changed.
 pub async fn directory(
-    volume: &Volume,
+    volume: &Arc<Volume>,
     names: &[Vec<u8>],
     new: &NewInode,
 ) -> Result<u64, StreamError> {
@@ -281,7 +281,7 @@ pub async fn abandon(volume: &Volume, received: Received) {
 /// [`StreamError::Path`] if a directory of the path is no directory; [`StreamError::Volume`] if the
 /// volume cannot be read or changed, or if the name is a directory's.
 pub async fn keep(
-    volume: &Volume,
+    volume: &Arc<Volume>,
     place: &VolumePath,
     new: &NewInode,
     received: Received,

@@ -122,7 +122,7 @@ impl Volume {
     ///
     /// # Errors
     /// As [`Volume::writable`] and [`View::transact`].
-    pub async fn drop_capabilities(&self, inode: u64) -> Result<(), VolumeError> {
+    pub async fn drop_capabilities(self: &Arc<Self>, inode: u64) -> Result<(), VolumeError> {
         if self.usage.is_bare(inode) {
             return Ok(());
         }
@@ -151,7 +151,7 @@ impl Volume {
     /// - [`VolumeError::Stale`] if the inode is gone.
     /// - As [`Volume::writable`] and [`View::transact`].
     pub async fn set_xattr(
-        &self,
+        self: &Arc<Self>,
         inode: u64,
         name: &[u8],
         value: &[u8],
@@ -191,7 +191,11 @@ impl Volume {
     /// [`VolumeError::NoAttribute`] if there is none; [`VolumeError::Invalid`] or
     /// [`VolumeError::NotSupported`] for a name as in [`Volume::set_xattr`]; [`VolumeError::Stale`]
     /// if the inode is gone. As [`Volume::writable`] and [`View::transact`].
-    pub async fn remove_xattr(&self, inode: u64, name: &[u8]) -> Result<(), VolumeError> {
+    pub async fn remove_xattr(
+        self: &Arc<Self>,
+        inode: u64,
+        name: &[u8],
+    ) -> Result<(), VolumeError> {
         self.writable().await?;
         let key = xattr_key(inode, name)?;
         let now = self.clock.now();

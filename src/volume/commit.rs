@@ -205,7 +205,6 @@ impl Committer {
         // now.
         let mark = self.volume.ingest.mark();
         state.cut();
-        self.volume.commit_asked.store(false, Ordering::Relaxed);
         let cut = Cut {
             mark,
             unsent: self.volume.usage.cut(),
@@ -220,7 +219,7 @@ impl Committer {
     async fn store_tree(&self) -> Result<Id, VolumeError> {
         let built = self.volume.ingest.bound(self.build()).await;
         let built = built.unwrap_or_else(|error| Err(error.into()));
-        built.inspect_err(|error| self.volume.commit_failed(error.clone()))
+        built.inspect_err(|error| self.volume.note_failure(error))
     }
 
     /// Builds the tree of the layer of the cut over the base, and returns its root node.
@@ -386,7 +385,7 @@ impl Committer {
             RootFailure::Unknown(why) => VolumeError::OutcomeUnknown(why),
             RootFailure::Again(why) | RootFailure::Refused(why) => VolumeError::Commit(why),
         };
-        self.volume.commit_failed(error.clone());
+        self.volume.note_failure(&error);
         error
     }
 }

@@ -9,6 +9,7 @@
 //! newer layer.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -200,6 +201,7 @@ impl CommitTask {
             Promise::ThrownAway => Ok(self.committer.last()),
             _ => self.commit(None).await,
         };
+        self.tell_waiting(&result);
         while let Some(request) = self.requests.recv().await {
             let _ = request.done.send(result.clone());
         }
@@ -239,12 +241,14 @@ impl CommitTask {
     }
 
     /// Answers the requests that arrived while a commit failed. They have waited for the same
-    /// store, so they do not wait as long once more.
+    /// store, so they do not wait as long once more. Changes that asked for room among them ask
+    /// again.
     fn tell_waiting(&mut self, result: &Result<CommitOutcome, VolumeError>) {
-        if is_failure(result) {
+        if let (true, Err(error)) = (is_failure(result), result) {
             while let Ok(request) = self.requests.try_recv() {
                 let _ = request.done.send(result.clone());
             }
+            self.volume.commit_failed(error.clone());
         }
     }
 
@@ -256,7 +260,9 @@ impl CommitTask {
             return Err(error);
         }
         let result = self.try_commit(snapshot).await;
-        if result.is_ok() {
+        if !is_failure(&result) {
+            // Tasks that still find no room ask again.
+            self.volume.commit_asked.store(false, Ordering::Relaxed);
             self.volume.room.notify();
             self.volume.relieve();
         }

@@ -9,6 +9,8 @@
 //! bytes go to the chunker without the layers, so they take no memory except that of the stream
 //! itself.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use crate::tree::item::{Attributes, Item, Timestamp};
@@ -27,7 +29,7 @@ impl Volume {
     /// # Errors
     /// [`VolumeError::NoNumberLeft`] if all inode numbers are given out. As [`Volume::writable`]
     /// and [`View::transact`](crate::volume::view::View::transact).
-    pub async fn begin_deposit(&self, new: &NewInode) -> Result<u64, VolumeError> {
+    pub async fn begin_deposit(self: &Arc<Self>, new: &NewInode) -> Result<u64, VolumeError> {
         self.writable().await?;
         let now = self.now();
         let inode = self.next_inode()?;
@@ -68,7 +70,7 @@ impl Volume {
     /// extents are malformed; [`VolumeError::Stale`] if the inode is gone. As [`Volume::writable`]
     /// and [`View::transact`](crate::volume::view::View::transact).
     pub async fn deposit(
-        &self,
+        self: &Arc<Self>,
         inode: u64,
         offset: u64,
         run: Bytes,
@@ -115,7 +117,7 @@ impl Volume {
     /// an inode is gone. As [`Volume::writable`] and
     /// [`View::transact`](crate::volume::view::View::transact).
     pub async fn name_deposit(
-        &self,
+        self: &Arc<Self>,
         inode: u64,
         directory: u64,
         name: &[u8],

@@ -138,7 +138,7 @@ pub struct Volume {
     /// without naming its pack.
     has_rescued: AtomicBool,
     requests: mpsc::Sender<QueuedCommit>,
-    /// True if a commit was requested because items fill the memory; reset at the cut.
+    /// True if a commit was requested because items fill the memory; reset when one has ended.
     commit_asked: AtomicBool,
     /// What fsync and unmount promise.
     promise: Promise,
@@ -384,12 +384,14 @@ impl Volume {
     /// # Errors
     /// [`VolumeError::Poisoned`] if the volume accepts nothing more; otherwise the error of a flush
     /// or commit that failed while this waited for room.
-    pub async fn writable(&self) -> Result<(), VolumeError> {
-        if !self.admits() {
+    pub async fn writable(self: &Arc<Self>) -> Result<(), VolumeError> {
+        while !self.admits() && self.failure().is_none() {
             let mut frozen = self.frozen.subscribe();
             // The sender lives as long as the volume.
             let _ = frozen.wait_for(|frozen| !frozen).await;
-            self.room.wait(|| self.is_full()).await?;
+            // Storing that failed before has ended, and nothing else may begin it again.
+            let make_room = || self.relieve();
+            self.room.wait(|| self.is_full(), make_room).await?;
         }
         self.failure().map_or(Ok(()), Err)
     }
@@ -411,7 +413,8 @@ impl Volume {
 
     /// Returns true if a change need not wait.
     fn admits(&self) -> bool {
-        !*self.frozen.borrow() && !self.is_full()
+        let is_frozen = *self.frozen.borrow();
+        !is_frozen && !self.is_full()
     }
 
     /// Returns true if changes must wait for room. Requests a commit early if items fill the memory.
@@ -419,14 +422,17 @@ impl Volume {
         let Ok(state) = self.view.state() else {
             return false;
         };
-        let (data, items) = {
+        let (data, items, is_cut) = {
             let state = state.lock();
             (
                 self.room.data_pressure(&state),
                 self.room.item_pressure(&state),
+                state.committing.is_some(),
             )
         };
-        if items != Pressure::None && !self.commit_asked.swap(true, Ordering::Relaxed) {
+        // A commit that is under way, or failed, makes room before another one is due.
+        let is_due = items == Pressure::Full || items == Pressure::Some && !is_cut;
+        if is_due && !self.commit_asked.swap(true, Ordering::Relaxed) {
             self.commit_soon();
         }
         (data == Pressure::Full || items == Pressure::Full) && self.health.borrow().is_none()

@@ -6,6 +6,8 @@
 //! The size of a directory is its number of names, so one look tells whether it is empty. Its link
 //! count is 2 plus the number of its subdirectories.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use crate::tree::item::{Attributes, Item, Timestamp};
@@ -120,7 +122,7 @@ impl Volume {
     /// [`VolumeError::NoNumberLeft`] if all inode numbers are given out. As [`Volume::writable`]
     /// and [`View::transact`](crate::volume::view::View::transact).
     pub async fn make(
-        &self,
+        self: &Arc<Self>,
         directory: u64,
         name: &[u8],
         new: NewInode,
@@ -160,7 +162,7 @@ impl Volume {
     /// [`Volume::make`] for the name and the directory; [`VolumeError::Stale`] if an inode is gone.
     /// As [`Volume::writable`] and [`View::transact`](crate::volume::view::View::transact).
     pub async fn link(
-        &self,
+        self: &Arc<Self>,
         inode: u64,
         directory: u64,
         name: &[u8],
@@ -203,7 +205,7 @@ impl Volume {
     /// [`VolumeError::Malformed`] if `directory` cannot hold it; [`VolumeError::Stale`] if an inode
     /// is gone. As [`Volume::writable`] and
     /// [`View::transact`](crate::volume::view::View::transact).
-    pub async fn unlink(&self, directory: u64, name: &[u8]) -> Result<(), VolumeError> {
+    pub async fn unlink(self: &Arc<Self>, directory: u64, name: &[u8]) -> Result<(), VolumeError> {
         self.remove(directory, name, false).await
     }
 
@@ -214,12 +216,12 @@ impl Volume {
     /// # Errors
     /// [`VolumeError::NotDirectory`] if the name is not that of a directory;
     /// [`VolumeError::NotEmpty`] if the directory contains names. Otherwise as [`Volume::unlink`].
-    pub async fn rmdir(&self, directory: u64, name: &[u8]) -> Result<(), VolumeError> {
+    pub async fn rmdir(self: &Arc<Self>, directory: u64, name: &[u8]) -> Result<(), VolumeError> {
         self.remove(directory, name, true).await
     }
 
     async fn remove(
-        &self,
+        self: &Arc<Self>,
         directory: u64,
         name: &[u8],
         want_directory: bool,
@@ -356,7 +358,7 @@ impl Volume {
     /// - [`VolumeError::Stale`] if an inode is gone.
     /// - As [`Volume::writable`] and [`View::transact`](crate::volume::view::View::transact).
     pub async fn rename(
-        &self,
+        self: &Arc<Self>,
         from: (u64, &[u8]),
         to: (u64, &[u8]),
         mode: RenameTo,

@@ -104,11 +104,15 @@ impl Room {
     }
 
     /// Waits until `full` returns false, or the room is closed. `full` is called again each time
-    /// that something was stored.
+    /// that something was stored, and `make_room` each time before it waits.
     ///
     /// # Errors
     /// The error of a flush or commit that failed while this waited.
-    pub async fn wait(&self, mut full: impl FnMut() -> bool) -> Result<(), VolumeError> {
+    pub async fn wait(
+        &self,
+        mut full: impl FnMut() -> bool,
+        mut make_room: impl FnMut(),
+    ) -> Result<(), VolumeError> {
         let before = self.failures.lock().0;
         loop {
             let freed = self.freed.notified();
@@ -121,7 +125,11 @@ impl Room {
             if let (true, Some(error)) = (failures.0 != before, failures.1) {
                 return Err(error);
             }
-            freed.await;
+            make_room();
+            // What made room may have been a removal, which tells no one.
+            if full() {
+                freed.await;
+            }
         }
     }
 }
@@ -154,9 +162,24 @@ fn pressure(cost: u64, limit: u64) -> Pressure {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use crate::volume::state::Totals;
     use bkfs_chunker::id::Id;
+    use futures::FutureExt;
+
+    /// A removal makes room after it was asked for, and tells no one.
+    #[test]
+    fn room_that_was_made_silently_is_found() {
+        let room = Room::new(Limits {
+            data_bytes: 1 << 20,
+            item_bytes: 1 << 20,
+        });
+        let is_full = Cell::new(true);
+        let waited = room.wait(|| is_full.get(), || is_full.set(false));
+        assert!(waited.now_or_never().is_some_and(|waited| waited.is_ok()));
+    }
 
     #[test]
     fn what_waits_takes_room_until_it_waits_no_longer() {

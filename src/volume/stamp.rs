@@ -3,6 +3,8 @@
 //! Owns: the change that sets all of them, the time of change included, which no system call sets.
 //! Does not own: how the source is read (`put_tree`).
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use crate::tree::item::{Attributes, Item, Timestamp};
@@ -59,7 +61,7 @@ impl Volume {
     /// [`VolumeError::Stale`] if the inode is gone; [`VolumeError::AttributeTooLarge`] or
     /// [`VolumeError::Malformed`] if its extended attributes cannot be listed. As
     /// [`Volume::writable`] and [`View::transact`](crate::volume::view::View::transact).
-    pub async fn stamp(&self, inode: u64, stamp: &Stamp) -> Result<(), VolumeError> {
+    pub async fn stamp(self: &Arc<Self>, inode: u64, stamp: &Stamp) -> Result<(), VolumeError> {
         self.writable().await?;
         let before = match &stamp.xattrs {
             Some(_) => self.view.xattrs(inode).await?,

@@ -5,8 +5,8 @@
 //!
 //! ```text
 //!   active    ← all operations write here; a cut makes it the committing layer and starts a new one
-//!   committing ← the committer stores it; nothing changes it, except that stored bytes become
-//!               extents
+//!   committing ← a commit stores it, or relief; nothing changes it, except that stored bytes
+//!               become extents
 //!   base      ← the tree of the last commit
 //! ```
 //! A layer holds changed items (a tombstone is `None`), inodes that were dropped, and dirty bytes

@@ -12,6 +12,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use crate::volume::error::VolumeError;
 use crate::volume::flush::Reach;
 use crate::volume::room::Pressure;
+use crate::volume::state::{Layer, Scope, VolumeState};
 use crate::volume::{Promise, Volume};
 
 /// Number of files that are stored concurrently when memory runs short.
@@ -49,21 +50,26 @@ impl Volume {
         self.room.failed(error);
     }
 
-    /// Reports that a commit was not made, as [`Volume::storing_failed`] does. On a clone that is
-    /// thrown away, tasks get the error only if they wait for a commit: the others wait for data to
-    /// be stored, which the commit was not for.
+    /// Reports that a commit that items asked for was not made, and may be asked for again. Tasks
+    /// that wait for room get the error, after [`Volume::note_failure`]. On a clone that is thrown
+    /// away, they get it only if they wait for a commit: the others wait for data to be stored,
+    /// which the commit was not for.
     pub(super) fn commit_failed(&self, error: VolumeError) {
-        self.note_failure(&error);
+        // Before the report: a task that begins to wait after it asks again.
+        self.commit_asked.store(false, Ordering::Relaxed);
         let is_full = || {
             let state = self.view.state();
             state.is_ok_and(|state| self.room.item_pressure(&state.lock()) == Pressure::Full)
         };
-        if self.promise != Promise::ThrownAway || is_full() {
-            self.room.failed(error);
+        match self.promise != Promise::ThrownAway || is_full() {
+            true => self.room.failed(error),
+            // There may be room for tasks that waited for a commit.
+            false => self.room.notify(),
         }
     }
 
-    fn note_failure(&self, error: &VolumeError) {
+    /// Notes that something could not be stored, and poisons the volume if it never can be.
+    pub(super) fn note_failure(&self, error: &VolumeError) {
         // What cannot be read back can never be stored.
         if let VolumeError::Swap(_) = error {
             return self.poison(error.clone());
@@ -98,7 +104,11 @@ impl Volume {
                 // A request that came before the flag was reset found this task running and
                 // returned.
                 let is_left = volume.is_pressed() && volume.has_dirty_files();
-                if !is_left || volume.relieving.swap(true, Ordering::AcqRel) {
+                if !is_left {
+                    // What made room may have been a removal, which tells no one.
+                    return volume.room.notify();
+                }
+                if volume.relieving.swap(true, Ordering::AcqRel) {
                     return;
                 }
             }
@@ -141,19 +151,22 @@ impl Volume {
 
     fn has_dirty_files(&self) -> bool {
         let state = self.view.state();
-        state.is_ok_and(|state| !state.lock().active.data.is_empty())
+        state.is_ok_and(|state| dirty_layer(&state.lock()).is_some())
     }
 
-    /// Returns files of the active layer that are to be stored, with that layer's epoch: the long
-    /// ones, longest first, then others in the order in which they were made, from where the last
-    /// call ended. So files that were made together lie together, and one that is written again and
-    /// again does not keep the others from being stored. There are so many of them that finding them
-    /// costs little compared with storing them.
+    /// Returns files of one layer that are to be stored, with that layer's epoch: the long ones,
+    /// longest first, then others in the order in which they were made, from where the last call
+    /// ended. So files that were made together lie together, and one that is written again and again
+    /// does not keep the others of its layer from being stored. There are so many of them that
+    /// finding them costs little compared with storing them.
     fn files_to_store(&self) -> Vec<(u64, u64)> {
         let Ok(state) = self.view.state() else {
             return Vec::new();
         };
-        let layer = &state.lock().active;
+        let state = state.lock();
+        let Some(layer) = dirty_layer(&state) else {
+            return Vec::new();
+        };
         let count = RELIEVED_AT_ONCE.max(layer.data.len() / 16);
         let costs = (layer.data.iter()).map(|(inode, ranges)| (ranges.cost(), *inode));
         let mut long: Vec<(u64, u64)> = costs.filter(|(cost, _)| *cost >= LONG_BYTES).collect();
@@ -175,4 +188,12 @@ impl Volume {
         let files = long.chain(others);
         files.map(|inode| (inode, layer.epoch)).collect()
     }
+}
+
+/// Returns the layer whose files are stored next when memory runs short; none if no file is dirty.
+/// It is the active one, or else the one that a commit has cut: if the commit fails, it may hold all
+/// that fills the memory.
+fn dirty_layer(state: &VolumeState) -> Option<&Layer> {
+    let mut layers = state.layers(Scope::Live);
+    layers.find(|layer| !layer.data.is_empty())
 }

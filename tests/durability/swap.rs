@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
+use bkfs::volume::data::WriteOptions;
 use bkfs::volume::error::VolumeError;
 use bkfs::volume::state::Scope;
 use bkfs::volume::{ROOT_INODE, Volume};
 use bkfs_chunker::swap::SwapFile;
-use bkfs_fuse::{Create, Ino, OpenFlags};
-use bkfs_store::Store;
+use bkfs_fuse::{Create, Errno, Ino, OpenFlags};
+use bkfs_store::{Operation, Store, StoreErrorKind};
 use bkfs_testing::disk::SimulatedDisk;
+use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
+use bytes::Bytes;
 
 use crate::clones::{read, require_whole, root, world};
 use crate::host::noise;
@@ -57,6 +60,7 @@ struct Scratch {
     volume: Arc<Volume>,
     swap: SwapFile,
     disk: SimulatedDisk,
+    faults: Arc<FaultStore>,
 }
 
 impl Scratch {
@@ -72,6 +76,7 @@ impl Scratch {
             volume,
             swap,
             disk: machine.disk,
+            faults: machine.faults,
         }
     }
 
@@ -110,20 +115,25 @@ async fn write_small_files(mount: &Mount, count: u64) {
 /// Makes so many names that a commit stores what is dirty, unless that fails first.
 async fn create_names(mount: &Mount) {
     for number in 0..4000 {
-        let name = format!("name {number}");
-        let create = Create {
-            parent: Ino(1),
-            name: name.as_bytes(),
-            permissions: 0o644,
-            flags: OpenFlags::default(),
-        };
-        let created = ask(mount, |vfs, reply| vfs.create(CALLER, create, reply));
         // Without a failure, it might wait for memory for ever.
-        let created = tokio::time::timeout(seconds(1000), created).await;
-        if !matches!(created, Ok(Ok(_))) {
+        let created = create_name(mount, &format!("name {number}")).await;
+        if !matches!(created, Some(Ok(()))) {
             return;
         }
     }
+}
+
+/// Creates an empty file. Returns none if it waits for very long.
+async fn create_name(mount: &Mount, name: &str) -> Option<Result<(), Errno>> {
+    let create = Create {
+        parent: Ino(1),
+        name: name.as_bytes(),
+        permissions: 0o644,
+        flags: OpenFlags::default(),
+    };
+    let created = ask(mount, |vfs, reply| vfs.create(CALLER, create, reply));
+    let created = tokio::time::timeout(seconds(1000), created).await;
+    Some(created.ok()?.map(|_| ()))
 }
 
 async fn objects(world: &World) -> usize {
@@ -218,6 +228,141 @@ fn small_files_beyond_memory_are_stored() {
             let contents = mount.read(&format!("small{number}")).await;
             assert!(contents.expect("there") == noise(number, 4000));
         }
+        clone.end(&world).await;
+    });
+}
+
+/// Writes pages that lie apart until memory is full. The store is out.
+async fn fill(clone: &Scratch) {
+    let (file, _) = clone.mount.write("pages", b"").await;
+    let filled = async {
+        for number in 0..60_000 {
+            let page = Bytes::from(noise(number, 4000));
+            let options = WriteOptions::default();
+            let write = clone.volume.write(file.0, number << 13, page, options);
+            if let Err(error) = write.await {
+                return error;
+            }
+        }
+        panic!("memory has room for all")
+    };
+    let error = tokio::time::timeout(seconds(10_000), filled).await;
+    let error = error.expect("the writer is told");
+    assert!(matches!(error, VolumeError::ContentStore(_)), "{error}");
+}
+
+/// Memory is full and the store was out. A change that brings no bytes of its own waits for room, and
+/// nothing else asks for it.
+#[test]
+fn a_change_without_bytes_makes_room_after_an_outage() {
+    paused(async {
+        let world = world(2).await;
+        let clone = Scratch::of(&world, 1 << 20).await;
+        let fault = Fault::FailBefore(StoreErrorKind::Unreachable);
+        clone.faults.plan(Strike::with(fault).always());
+        fill(&clone).await;
+        // What was tried meanwhile ends.
+        tokio::time::sleep(seconds(1000)).await;
+        clone.faults.heal();
+        let removed = tokio::time::timeout(seconds(1000), clone.unlink("file1")).await;
+        removed.expect("there is room in the end");
+        clone.end(&world).await;
+    });
+}
+
+/// Names fill memory, and commits fail until the store is back. The second one fails with the cut of
+/// the first one.
+#[test]
+fn names_beyond_memory_ask_for_a_commit_again_after_an_outage() {
+    paused(async {
+        let world = world(2).await;
+        let clone = Scratch::of(&world, SWAP_BYTES).await;
+        let fault = Fault::FailBefore(StoreErrorKind::Unreachable);
+        clone.faults.plan(Strike::with(fault).always());
+        let (mut failed, mut number) = (0, 0);
+        while failed < 3 {
+            let created = create_name(&clone.mount, &format!("name {number}")).await;
+            failed += u32::from(created.expect("it is told").is_err());
+            number += 1;
+            assert!(number < 20_000, "memory has room for all");
+        }
+        // What was tried meanwhile ends.
+        tokio::time::sleep(seconds(1000)).await;
+        clone.faults.heal();
+        let removed = tokio::time::timeout(seconds(1000), clone.unlink("file1")).await;
+        removed.expect("there is room in the end");
+        clone.end(&world).await;
+    });
+}
+
+/// Names fill memory several times over. Each time a commit is asked for.
+#[test]
+fn names_beyond_memory_ask_for_one_commit_after_the_other() {
+    paused(async {
+        let world = world(2).await;
+        let clone = Scratch::of(&world, SWAP_BYTES).await;
+        for number in 0..20_000 {
+            let created = create_name(&clone.mount, &format!("name {number}")).await;
+            assert!(matches!(created, Some(Ok(()))), "{number}: {created:?}");
+        }
+        clone.end(&world).await;
+    });
+}
+
+/// A commit has cut the bytes that fill memory, and fails. They are stored without another one.
+#[test]
+fn bytes_of_a_failed_commit_are_stored() {
+    paused(async {
+        let world = world(2).await;
+        let clone = Scratch::of(&world, 1 << 20).await;
+        let fault = Fault::FailBefore(StoreErrorKind::Unreachable);
+        clone.faults.plan(Strike::with(fault).always());
+        fill(&clone).await;
+        let committed = clone.volume.commit_for_the_base().await;
+        assert!(committed.is_err(), "the store is out");
+        tokio::time::sleep(seconds(1000)).await;
+        clone.faults.heal();
+        let removed = tokio::time::timeout(seconds(1000), clone.unlink("file1")).await;
+        removed.expect("there is room in the end");
+        clone.end(&world).await;
+    });
+}
+
+/// Room is made while an unmount drains. A change that has waited for it then waits for the drain.
+#[test]
+fn a_change_that_waits_for_room_waits_for_a_drain_too() {
+    paused(async {
+        let world = world(2).await;
+        let clone = Scratch::of(&world, 1 << 20).await;
+        let gate = Gate::new();
+        let strike = Strike::with(Fault::HoldBefore(gate.clone()));
+        clone.faults.plan(strike.on(Operation::PutNew).always());
+        let (file, _) = clone.mount.write("pages", b"").await;
+        let write = |number: u64| {
+            let page = Bytes::from(noise(number, 4000));
+            let options = WriteOptions::default();
+            clone.volume.write(file.0, number << 13, page, options)
+        };
+        let mut number = 0;
+        while let Ok(written) = tokio::time::timeout(seconds(1), write(number)).await {
+            written.expect("written");
+            number += 1;
+        }
+        let volume = clone.volume.clone();
+        let removing = tokio::spawn(async move { volume.unlink(ROOT_INODE, b"file1").await });
+        tokio::time::sleep(seconds(1)).await;
+        assert!(!removing.is_finished(), "there is no room");
+        clone.volume.freeze(true);
+        gate.open();
+        tokio::time::sleep(seconds(1000)).await;
+        assert!(!removing.is_finished(), "a drain is under way");
+        clone.volume.freeze(false);
+        let removed = tokio::time::timeout(seconds(1000), removing).await;
+        removed
+            .expect("it goes on")
+            .expect("no panic")
+            .expect("removed");
+        clone.faults.heal();
         clone.end(&world).await;
     });
 }

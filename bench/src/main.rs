@@ -43,8 +43,8 @@ struct Arguments {
     /// files)
     #[arg(long)]
     work: Option<PathBuf>,
-    /// Run the suite `files` on ext4 on a loop device in /dev/shm: needs root and up to 4 GiB of
-    /// memory
+    /// Run the suites `mariadb`, `stream` and `files` on ext4 on a loop device in /dev/shm: needs root
+    /// and up to 18 GiB of memory
     #[arg(long = "loop")]
     on_loop: bool,
     /// The bkfs to measure (default: $BKFS_BIN, or one that is built now)
@@ -110,9 +110,9 @@ fn run(arguments: &Arguments) -> Outcome<()> {
     for (name, suite) in SUITES {
         if wanted(name) {
             eprintln!("{name}");
-            let on_loop = arguments.on_loop && name == "files";
+            let on_loop = arguments.on_loop && ON_LOOP.contains(&name);
             let done = match on_loop {
-                true => run_on_loop(&mut context, suite),
+                true => run_on_loop(&mut context, name, suite),
                 false => suite(&mut context),
             };
             done.map_err(|error| format!("{name}: {error}"))?;
@@ -134,17 +134,20 @@ fn run(arguments: &Arguments) -> Outcome<()> {
     Ok(())
 }
 
+/// The suites that run on a disk in memory with `--loop`: they compare what is written and read.
+const ON_LOOP: [&str; 3] = ["mariadb", "stream", "files"];
+
 /// Runs a suite on a disk in memory or, where none can be made, in the work directory. The report
 /// tells which.
-fn run_on_loop(context: &mut Context, suite: Suite) -> Outcome<()> {
+fn run_on_loop(context: &mut Context, name: &str, suite: Suite) -> Outcome<()> {
     let point = context.work.join("loop");
-    let disk = LoopDisk::mount(&point, context.size.choose(1 << 30, 4 << 30, 8 << 30));
+    let disk = LoopDisk::mount(&point, context.size.choose(4 << 30, 8 << 30, 18 << 30));
     let told = match &disk {
         Ok(_) => "ext4 on a loop device in /dev/shm".to_owned(),
         Err(error) => format!("the work directory, without a loop device: {error}"),
     };
     let about = &mut context.report.about;
-    about.push(("disk of the suite files".to_owned(), told));
+    about.push((format!("disk of the suite {name}"), told));
     let Ok(disk) = disk else {
         return suite(context);
     };

@@ -119,7 +119,9 @@ impl Mend<'_> {
             (parted(&next.snapshots), parted(&next.trash));
         let kept = self.lists.snapshot_shards(&kept_refs).await?;
         let trash = self.lists.trash_shards(&trash_refs).await?;
-        let mut taken = Taken::default();
+        let mut taken = Taken::new(Some(next));
+        taken.spare(&self.known.0);
+        taken.spare(self.known.1.iter().map(|entry| &entry.snapshot));
         let listed = kept.iter().flat_map(|shard| shard.iter());
         listed.for_each(|entry| taken.take(entry));
         let forgotten = trash.iter().flat_map(|shard| shard.iter());

@@ -140,20 +140,64 @@ pub fn finished(records: &[Record], tip: Id, journals: &BTreeSet<SessionId>) -> 
 }
 
 /// Snapshots that are known already, whose names and numbers are taken.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Taken {
+    form: Option<Form>,
     names: HashSet<(String, String)>,
-    numbers: HashSet<u16>,
+    /// The numbers in each volume.
+    numbers: HashMap<String, HashSet<u16>>,
+    all_numbers: HashSet<u16>,
+    /// Numbers of snapshots that may be added.
+    spared: HashSet<u16>,
+    /// The number that is tried next for a snapshot that needs one.
+    next: u16,
     commits: HashSet<Id>,
 }
 
 impl Taken {
+    /// Returns no snapshots. `root` lists those that are added. If there is none yet, its form is not
+    /// decided, and snapshots of two volumes have one number only if there are too few.
+    pub fn new(root: Option<&Root>) -> Self {
+        Self {
+            form: root.map(|root| root.form),
+            names: HashSet::new(),
+            numbers: HashMap::new(),
+            all_numbers: HashSet::new(),
+            spared: HashSet::new(),
+            next: root.map_or(1, |root| root.next_snapshot),
+            commits: HashSet::new(),
+        }
+    }
+
+    /// Returns `entries`, which a root lists whose form is not decided yet.
+    pub fn of<'a>(entries: impl IntoIterator<Item = &'a SnapshotEntry>) -> Self {
+        let mut taken = Self::new(None);
+        entries.into_iter().for_each(|entry| taken.take(entry));
+        taken
+    }
+
+    /// Gives the numbers of `entries` to other snapshots only if no other ones are free: they may be
+    /// added themselves.
+    pub fn spare<'a>(&mut self, entries: impl IntoIterator<Item = &'a SnapshotEntry>) {
+        let numbers = entries.into_iter().map(|entry| entry.number);
+        self.spared.extend(numbers);
+    }
+
     /// Adds an existing snapshot.
     pub fn take(&mut self, entry: &SnapshotEntry) {
         self.names
             .insert((entry.volume.clone(), entry.name.clone()));
-        self.numbers.insert(entry.number);
+        let of_volume = self.numbers.entry(entry.volume.clone()).or_default();
+        of_volume.insert(entry.number);
+        self.all_numbers.insert(entry.number);
         self.commits.insert(entry.commit);
+    }
+
+    /// Returns true if snapshots of two volumes have one number, so that only a large root may list
+    /// them.
+    pub fn shares_numbers(&self) -> bool {
+        let in_volumes: usize = self.numbers.values().map(HashSet::len).sum();
+        in_volumes > self.all_numbers.len()
     }
 
     /// Adds a snapshot that is to be listed, and returns it with a free number and whether its name
@@ -162,8 +206,20 @@ impl Taken {
         if self.commits.contains(&entry.commit) {
             return None;
         }
-        if entry.number == 0 || self.numbers.contains(&entry.number) {
-            entry.number = free_number(1, &self.numbers)?;
+        let none = HashSet::new();
+        let of_volume = self.numbers.get(&entry.volume).unwrap_or(&none);
+        let is_short = self.all_numbers.len() >= usize::from(u16::MAX);
+        let numbers = match self.form {
+            Some(Form::Large) => of_volume,
+            None if is_short => of_volume,
+            None | Some(Form::Small) => &self.all_numbers,
+        };
+        if entry.number == 0 || numbers.contains(&entry.number) {
+            let is_taken = |number: &u16| numbers.contains(number);
+            let is_spared = |number: &u16| is_taken(number) || self.spared.contains(number);
+            let unknown = free_number(self.next, is_spared);
+            entry.number = unknown.or_else(|| free_number(self.next, is_taken))?;
+            self.next = entry.number.wrapping_add(1);
         }
         let name = (entry.volume.clone(), entry.name.clone());
         let is_taken = self.names.contains(&name);
@@ -173,7 +229,7 @@ impl Taken {
 
     /// Returns the number that a root tries next.
     pub fn next_number(&self) -> u16 {
-        self.numbers
+        self.all_numbers
             .iter()
             .max()
             .map_or(1, |last| last.wrapping_add(1))
@@ -358,6 +414,8 @@ pub struct Remains<'a> {
     pub epoch: u64,
     /// The highest generation in this machine's memory or any list.
     pub seen: u64,
+    /// True if snapshots of two volumes have one number.
+    pub shares_numbers: bool,
 }
 
 /// Returns the new root, without lists and index objects, and the volumes that it has no room for.
@@ -366,11 +424,13 @@ pub struct Remains<'a> {
 ///
 /// Volumes take at most half of a root. Removed ones are left out first: those without journals, the
 /// oldest before all, then those with some. The root is a large one if a small one would leave out
-/// any with journals, or have no room for sessions that carry those out.
+/// any with journals, have no room for sessions that carry those out, or have too few numbers for
+/// the snapshots.
 pub fn root(remains: &Remains<'_>) -> (Root, Vec<String>) {
     let (mut root, left_out) = root_in(Form::Small, remains);
     let leaves_journals = left_out.iter().any(|(has_journals, _)| *has_journals);
-    let (root, left_out) = match leaves_journals || enlarge(&mut root) {
+    let is_small = !leaves_journals && !remains.shares_numbers;
+    let (root, left_out) = match !is_small || enlarge(&mut root) {
         true => root_in(Form::Large, remains),
         false => (root, left_out),
     };

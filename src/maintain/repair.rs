@@ -254,7 +254,10 @@ fn plan_lost_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut 
 }
 
 fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut RepairPlan) {
-    let mut taken = Taken::default();
+    // A root that is written anew may have either form.
+    let current = findings.handle.as_ref().map(|handle| handle.current());
+    let mut taken = Taken::new(current.as_ref().map(|current| &current.root));
+    taken.spare(&findings.leftover_snapshots);
     let kept = findings.listed.snapshots.iter();
     let trash = findings.listed.trash.iter().map(|entry| &entry.snapshot);
     let listed = kept.chain(trash);
@@ -319,6 +322,7 @@ fn plan_root(
     }
     let listed = findings.leftover_snapshots.iter();
     let listed = listed.map(|entry| entry.generation).max().unwrap_or(0);
+    let trash = plan.trash.iter().map(|entry| &entry.snapshot);
     let remains = Remains {
         repository: keyring.repository(),
         nonce: random(&*options.entropy),
@@ -327,6 +331,7 @@ fn plan_root(
         journals: &journals,
         epoch: findings.leftover_epoch,
         seen: findings.known_generation.max(listed),
+        shares_numbers: Taken::of(plan.snapshots.iter().chain(trash)).shares_numbers(),
     };
     let (root, left_out) = rebuild::root(&remains);
     if root.form == Form::Large {
@@ -486,9 +491,9 @@ async fn mend_planned(
     }
 }
 
-/// What a plan says of a root that is large because a small one would have no room.
-const LARGE: &str = "make the new root a large one, as bkfs upgrade does: it would have no room \
-                     otherwise, and earlier versions of bkfs refuse it";
+/// What a plan says of a root that is large because a small one would not do.
+const LARGE: &str = "make the new root a large one, as bkfs upgrade does: otherwise it would have no \
+                     room, or too few numbers for snapshots. Earlier versions of bkfs refuse it";
 
 /// What a plan says if the lost root may have been a large one.
 const SMALL: &str = "make the new root a small one: bkfs upgrade makes it large again";
@@ -519,9 +524,7 @@ async fn write_root(
         u64::from_le_bytes(random(&*options.entropy)),
     );
     root.index = plan.put_index(&ingest).await?;
-    let mut taken = Taken::default();
-    plan.snapshots.iter().for_each(|entry| taken.take(entry));
-    root.next_snapshot = taken.next_number();
+    root.next_snapshot = Taken::of(&plan.snapshots).next_number();
     root.snapshots
         .extend(put_entries(&ingest, plan.snapshots).await?);
     root.trash.extend(put_entries(&ingest, plan.trash).await?);

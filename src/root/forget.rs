@@ -9,7 +9,9 @@ use super::handle::{Applied, RootHandle, Transition};
 use super::lists::{ListWriter, Lists, put_entries};
 use super::refusal::Refusal;
 use super::shard::{ListEntry, ListRef};
-use super::snapshots::{SnapshotEntry, SnapshotList, TrashEntry, free_number, shards_to_merge};
+use super::snapshots::{
+    SnapshotEntry, SnapshotList, TrashEntry, free_number, shards_to_merge, taken_numbers,
+};
 use super::state::{Root, SessionId};
 use super::transition::ListChange;
 use async_trait::async_trait;
@@ -121,21 +123,23 @@ fn identity(entry: &SnapshotEntry) -> (u16, Id) {
 }
 
 /// Returns the entry that leaves the trash, with a new number if a kept snapshot has taken its old
-/// one. That can happen when a snapshot was made while the trash could not be read.
-fn numbered_anew(
+/// one (in a large root, one of its volume). That can happen when a snapshot was made while the
+/// trash could not be read.
+pub(super) fn numbered_anew(
     next: &Root,
     entry: SnapshotEntry,
     kept: &[Arc<Vec<SnapshotEntry>>],
     trash: &[Arc<Vec<TrashEntry>>],
 ) -> Result<SnapshotEntry, RootError> {
     let kept = kept.iter().flat_map(|shard| shard.iter());
-    let mut taken: HashSet<u16> = kept.map(|kept| kept.number).collect();
+    let mut taken = taken_numbers(next.form, &entry.volume, kept);
     if !taken.contains(&entry.number) {
         return Ok(entry);
     }
     let trash = trash.iter().flat_map(|shard| shard.iter());
-    taken.extend(trash.map(|trashed| trashed.snapshot.number));
-    let number = free_number(next.next_snapshot, &taken);
+    let trash = trash.map(|trashed| &trashed.snapshot);
+    taken.extend(taken_numbers(next.form, &entry.volume, trash));
+    let number = free_number(next.next_snapshot, |number| taken.contains(number));
     let number = number.ok_or(Refusal::Full { what: "snapshots" })?;
     Ok(SnapshotEntry { number, ..entry })
 }

@@ -39,6 +39,12 @@ impl Form {
         }
     }
 
+    /// Returns true if the numbers of snapshots are unique in their volume only, and not in the whole
+    /// repository. A small root keeps to what the format has always said.
+    pub fn numbers_by_volume(self) -> bool {
+        self == Self::Large
+    }
+
     /// Returns the most CBOR, in bytes. What it is compressed to does not count: less may compress
     /// to more, and a change that takes something away must always fit.
     pub fn bytes_max(self) -> usize {

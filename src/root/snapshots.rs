@@ -7,10 +7,11 @@
 //! number of times.
 //!
 //! Numbers (16 bits) are the upper bits of the inode numbers of a snapshot's files. So they must
-//! differ among all snapshots that can be seen, now or after `forget --undo`: numbers in the trash
-//! count as taken.
+//! differ among all snapshots that a mount can show, now or after `forget --undo`: numbers in the
+//! trash count as taken. In a small root, those of all volumes count.
 
 use super::error::RootError;
+use super::form::Form;
 use super::refusal::Refusal;
 use super::shard::{ListEntry, ListRef};
 use super::state::{NameError, Root, Volume, check_name, check_printable};
@@ -44,7 +45,8 @@ pub struct SnapshotEntry {
     /// Its name, unique in its volume.
     #[n(0)]
     pub name: String,
-    /// Unique among all snapshots of the repository, kept or in the trash; never 0.
+    /// Unique among all snapshots of the volume, kept or in the trash, and in a small root among those
+    /// of the repository; never 0.
     #[n(1)]
     pub number: u16,
     /// Its volume.
@@ -261,11 +263,6 @@ impl SnapshotList {
             .find(|entry| entry.volume == volume && entry.name == name)
     }
 
-    /// Returns the snapshot with this number, of any volume.
-    pub fn numbered(&self, number: u16) -> Option<&SnapshotEntry> {
-        self.iter().find(|entry| entry.number == number)
-    }
-
     /// Returns the newest snapshot that was the state of `volume`; recovered ones never were.
     pub fn latest(&self, volume: &str) -> Option<&SnapshotEntry> {
         self.at(volume, Timestamp::MAX)
@@ -435,17 +432,11 @@ pub fn new_entry(
         true => check_words(Some(&name), &request.tags)?,
         false => check_new(kept, volume, Some(&name), &request.tags)?,
     }
-    let trashed = trash
-        .iter()
-        .flat_map(|shard| shard.iter())
-        .map(|entry| entry.snapshot.number);
-    let taken: HashSet<u16> = kept
-        .iter()
-        .map(|entry| entry.number)
-        .chain(trashed)
-        .collect();
-    let number =
-        free_number(next.next_snapshot, &taken).ok_or(Refusal::Full { what: "snapshots" })?;
+    let trashed = trash.iter().flat_map(|shard| shard.iter());
+    let listed = kept.iter().chain(trashed.map(|entry| &entry.snapshot));
+    let taken = taken_numbers(next.form, volume, listed);
+    let number = free_number(next.next_snapshot, |number| taken.contains(number));
+    let number = number.ok_or(Refusal::Full { what: "snapshots" })?;
     Ok(SnapshotEntry {
         name,
         number,
@@ -507,11 +498,24 @@ pub(crate) fn default_name(time: Timestamp, taken: impl Fn(&str) -> bool) -> Str
     name
 }
 
+/// Returns the numbers that a snapshot of `volume` cannot have in a root of this form, because some
+/// of `listed` have them.
+pub(crate) fn taken_numbers<'a>(
+    form: Form,
+    volume: &str,
+    listed: impl Iterator<Item = &'a SnapshotEntry>,
+) -> HashSet<u16> {
+    listed
+        .filter(|entry| !form.numbers_by_volume() || entry.volume == volume)
+        .map(|entry| entry.number)
+        .collect()
+}
+
 /// Returns the first number from `start` on, cyclically, that is neither 0 nor taken.
-pub(crate) fn free_number(start: u16, taken: &HashSet<u16>) -> Option<u16> {
+pub(crate) fn free_number(start: u16, is_taken: impl Fn(&u16) -> bool) -> Option<u16> {
     (0..=u16::MAX)
         .map(|step| start.wrapping_add(step))
-        .find(|number| *number != 0 && !taken.contains(number))
+        .find(|number| *number != 0 && !is_taken(number))
 }
 
 /// Returns the shards to write together with an entry that is about to be added. Below

@@ -5,7 +5,7 @@
 //!   snapshot number │ inode of the tree               snapshot 0 is the live volume
 //! ```
 //! So `cp .snapshots/day1/f f` never sees "the same file". A number always refers to the same
-//! inode: snapshot numbers are unique among the snapshots that a repository keeps, and inode
+//! inode: snapshot numbers are unique among the snapshots that are kept of a volume, and inode
 //! numbers are never reused.
 
 use bkfs_fuse::Ino;

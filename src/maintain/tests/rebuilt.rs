@@ -54,7 +54,7 @@ fn list(generations: &[u64], is_left: impl Fn(usize) -> bool) -> Vec<SnapshotEnt
     let numbers = 1..=generations.len() as u64;
     let records: Vec<Record> = numbers.map(record).collect();
     let history: Vec<&Record> = records.iter().rev().collect();
-    let (all, _) = rebuild::snapshots(&history, &[], &HashMap::new(), &mut Taken::default());
+    let (all, _) = rebuild::snapshots(&history, &[], &HashMap::new(), &mut Taken::new(None));
     let mut left: Vec<SnapshotEntry> = Vec::new();
     for (at, entry) in all.into_iter().rev().enumerate() {
         if is_left(at) {
@@ -67,7 +67,7 @@ fn list(generations: &[u64], is_left: impl Fn(usize) -> bool) -> Vec<SnapshotEnt
     }
     let known = left.iter().map(|entry| (entry.commit, entry.generation));
     let known: HashMap<Id, u64> = known.collect();
-    let mut taken = Taken::default();
+    let mut taken = Taken::new(None);
     left.iter().for_each(|entry| taken.take(entry));
     let generations = rebuild::generations(&history, &known);
     let (kept, trash) = rebuild::snapshots(&history, &[], &generations, &mut taken);
@@ -126,6 +126,11 @@ fn rebuilt(records: &[Record]) -> Root {
 
 /// As [`rebuilt`], with sessions that left journals.
 fn rebuilt_with(records: &[Record], journals: &BTreeSet<Left>) -> Root {
+    rebuilt_for(records, journals, false)
+}
+
+/// As [`rebuilt_with`], for snapshots that may share numbers.
+fn rebuilt_for(records: &[Record], journals: &BTreeSet<Left>, shares_numbers: bool) -> Root {
     let tips = rebuild::candidates(records).into_iter();
     let tips = tips.map(|(volume, records)| (volume.to_owned(), records[0].0));
     let (root, _) = rebuild::root(&Remains {
@@ -136,6 +141,7 @@ fn rebuilt_with(records: &[Record], journals: &BTreeSet<Left>) -> Root {
         journals,
         epoch: 1,
         seen: 0,
+        shares_numbers,
     });
     root
 }
@@ -199,6 +205,71 @@ fn a_root_that_is_too_small_for_its_sessions_becomes_a_large_one() {
         full.volumes.insert(name, like);
     }
     assert!(rebuild::enlarge(&mut full));
+}
+
+/// Returns the snapshot of this number of a volume.
+fn numbered(volume: &str, number: u16) -> SnapshotEntry {
+    SnapshotEntry {
+        number,
+        commit: Id(*blake3::hash(format!("{volume} {number}").as_bytes()).as_bytes()),
+        ..SnapshotEntry::plain(volume, &format!("s{number}"))
+    }
+}
+
+#[test]
+fn only_large_roots_list_two_snapshots_of_one_number() {
+    let one: Vec<SnapshotEntry> = (1..u16::MAX)
+        .map(|number| numbered("one", number))
+        .collect();
+    let two = [numbered("two", 1), numbered("two", 1234)];
+    for (form, numbers) in [
+        (Some(Form::Small), [Some(u16::MAX), None, None]),
+        (Some(Form::Large), [Some(1), Some(1234), Some(2)]),
+        (None, [Some(u16::MAX), Some(1234), Some(1)]),
+    ] {
+        let listing = form.map(|form| Root {
+            form,
+            ..rebuilt(&[record(1)])
+        });
+        let mut taken = Taken::new(listing.as_ref());
+        one.iter().for_each(|entry| taken.take(entry));
+        assert!(!taken.shares_numbers());
+        let new = SnapshotEntry {
+            commit: Id([9; 32]),
+            ..numbered("two", 0)
+        };
+        let joining = two.clone().into_iter().chain([new]);
+        let joined: Vec<Option<u16>> = joining
+            .map(|entry| taken.admit(entry).map(|(entry, _)| entry.number))
+            .collect();
+        assert_eq!(joined, numbers, "{form:?}");
+        assert_eq!(taken.shares_numbers(), form != Some(Form::Small));
+    }
+}
+
+#[test]
+fn snapshots_that_are_known_keep_their_numbers() {
+    let mut taken = Taken::new(None);
+    let known = [numbered("one", 1), numbered("one", u16::MAX)];
+    taken.spare(&known);
+    let new = SnapshotEntry {
+        number: 0,
+        ..numbered("one", 5)
+    };
+    let (new, _) = taken.admit(new).expect("one is free");
+    assert_eq!(new.number, 2);
+    for entry in known {
+        let (kept, _) = taken.admit(entry.clone()).expect("its own is free");
+        assert_eq!(kept.number, entry.number);
+    }
+}
+
+#[test]
+fn a_root_whose_snapshots_share_numbers_is_rebuilt_as_a_large_one() {
+    for shares_numbers in [false, true] {
+        let root = rebuilt_for(&[record(1)], &BTreeSet::new(), shares_numbers);
+        assert_eq!(root.form == Form::Large, shares_numbers);
+    }
 }
 
 /// Returns the records of five commits, and of the removal of the volume after them, which need not
@@ -358,7 +429,7 @@ fn the_newest_of_each_volume_and_host_is_kept_whatever_was_lost() {
     let generation = |volume: u8, sequence: u64| 40 * sequence + 7 * u64::from(volume);
     for lost in 0_u32..64 {
         let (mut kept, mut trash) = (Vec::new(), Vec::new());
-        let mut taken = Taken::default();
+        let mut taken = Taken::new(None);
         for volume in [1, 2] {
             let records: Vec<Record> = (1..=6).map(|at| record_of(volume, at)).collect();
             let history: Vec<&Record> = records.iter().rev().collect();

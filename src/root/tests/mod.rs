@@ -21,6 +21,7 @@ mod keys_support;
 mod keys_taken_back;
 mod lists;
 mod missing;
+mod numbers;
 mod overtaken;
 mod repository;
 mod run_groups;

@@ -85,6 +85,30 @@ impl Scratch {
         removed.expect("removed");
     }
 
+    /// Writes a page, which lies apart from those of other numbers.
+    async fn write_apart(&self, file: Ino, number: u64) -> Result<(), VolumeError> {
+        let page = Bytes::from(noise(number, 4000));
+        let options = WriteOptions::default();
+        let written = self.volume.write(file.0, number << 13, page, options).await;
+        written.map(|_| ())
+    }
+
+    /// Makes each request fail from now on.
+    fn lose_store(&self) {
+        let fault = Fault::FailBefore(StoreErrorKind::Unreachable);
+        self.faults.plan(Strike::with(fault).always());
+    }
+
+    /// Has the store back after a while, and checks that a change without bytes then finds room.
+    async fn recover(self, world: &World) {
+        // What was tried meanwhile ends.
+        tokio::time::sleep(seconds(1000)).await;
+        self.faults.heal();
+        let removed = tokio::time::timeout(seconds(1000), self.unlink("file1")).await;
+        removed.expect("there is room in the end");
+        self.end(world).await;
+    }
+
     /// Throws the clone away, and checks that it leaves nothing.
     async fn end(self, world: &World) {
         let Self {
@@ -237,10 +261,7 @@ async fn fill(clone: &Scratch) {
     let (file, _) = clone.mount.write("pages", b"").await;
     let filled = async {
         for number in 0..60_000 {
-            let page = Bytes::from(noise(number, 4000));
-            let options = WriteOptions::default();
-            let write = clone.volume.write(file.0, number << 13, page, options);
-            if let Err(error) = write.await {
+            if let Err(error) = clone.write_apart(file, number).await {
                 return error;
             }
         }
@@ -258,15 +279,9 @@ fn a_change_without_bytes_makes_room_after_an_outage() {
     paused(async {
         let world = world(2).await;
         let clone = Scratch::of(&world, 1 << 20).await;
-        let fault = Fault::FailBefore(StoreErrorKind::Unreachable);
-        clone.faults.plan(Strike::with(fault).always());
+        clone.lose_store();
         fill(&clone).await;
-        // What was tried meanwhile ends.
-        tokio::time::sleep(seconds(1000)).await;
-        clone.faults.heal();
-        let removed = tokio::time::timeout(seconds(1000), clone.unlink("file1")).await;
-        removed.expect("there is room in the end");
-        clone.end(&world).await;
+        clone.recover(&world).await;
     });
 }
 
@@ -277,8 +292,7 @@ fn names_beyond_memory_ask_for_a_commit_again_after_an_outage() {
     paused(async {
         let world = world(2).await;
         let clone = Scratch::of(&world, SWAP_BYTES).await;
-        let fault = Fault::FailBefore(StoreErrorKind::Unreachable);
-        clone.faults.plan(Strike::with(fault).always());
+        clone.lose_store();
         let (mut failed, mut number) = (0, 0);
         while failed < 3 {
             let created = create_name(&clone.mount, &format!("name {number}")).await;
@@ -286,12 +300,7 @@ fn names_beyond_memory_ask_for_a_commit_again_after_an_outage() {
             number += 1;
             assert!(number < 20_000, "memory has room for all");
         }
-        // What was tried meanwhile ends.
-        tokio::time::sleep(seconds(1000)).await;
-        clone.faults.heal();
-        let removed = tokio::time::timeout(seconds(1000), clone.unlink("file1")).await;
-        removed.expect("there is room in the end");
-        clone.end(&world).await;
+        clone.recover(&world).await;
     });
 }
 
@@ -315,16 +324,11 @@ fn bytes_of_a_failed_commit_are_stored() {
     paused(async {
         let world = world(2).await;
         let clone = Scratch::of(&world, 1 << 20).await;
-        let fault = Fault::FailBefore(StoreErrorKind::Unreachable);
-        clone.faults.plan(Strike::with(fault).always());
+        clone.lose_store();
         fill(&clone).await;
         let committed = clone.volume.commit_for_the_base().await;
         assert!(committed.is_err(), "the store is out");
-        tokio::time::sleep(seconds(1000)).await;
-        clone.faults.heal();
-        let removed = tokio::time::timeout(seconds(1000), clone.unlink("file1")).await;
-        removed.expect("there is room in the end");
-        clone.end(&world).await;
+        clone.recover(&world).await;
     });
 }
 
@@ -338,13 +342,10 @@ fn a_change_that_waits_for_room_waits_for_a_drain_too() {
         let strike = Strike::with(Fault::HoldBefore(gate.clone()));
         clone.faults.plan(strike.on(Operation::PutNew).always());
         let (file, _) = clone.mount.write("pages", b"").await;
-        let write = |number: u64| {
-            let page = Bytes::from(noise(number, 4000));
-            let options = WriteOptions::default();
-            clone.volume.write(file.0, number << 13, page, options)
-        };
         let mut number = 0;
-        while let Ok(written) = tokio::time::timeout(seconds(1), write(number)).await {
+        while let Ok(written) =
+            tokio::time::timeout(seconds(1), clone.write_apart(file, number)).await
+        {
             written.expect("written");
             number += 1;
         }

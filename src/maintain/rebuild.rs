@@ -144,11 +144,9 @@ pub fn finished(records: &[Record], tip: Id, journals: &BTreeSet<SessionId>) -> 
 pub struct Taken {
     form: Option<Form>,
     names: HashSet<(String, String)>,
-    /// The numbers in each volume.
-    numbers: HashMap<String, HashSet<u16>>,
-    all_numbers: HashSet<u16>,
+    numbers: Numbers,
     /// Numbers of snapshots that may be added.
-    spared: HashSet<u16>,
+    spared: Numbers,
     /// The number that is tried next for a snapshot that needs one.
     next: u16,
     commits: HashSet<Id>,
@@ -161,9 +159,8 @@ impl Taken {
         Self {
             form: root.map(|root| root.form),
             names: HashSet::new(),
-            numbers: HashMap::new(),
-            all_numbers: HashSet::new(),
-            spared: HashSet::new(),
+            numbers: Numbers::default(),
+            spared: Numbers::default(),
             next: root.map_or(1, |root| root.next_snapshot),
             commits: HashSet::new(),
         }
@@ -179,25 +176,23 @@ impl Taken {
     /// Gives the numbers of `entries` to other snapshots only if no other ones are free: they may be
     /// added themselves.
     pub fn spare<'a>(&mut self, entries: impl IntoIterator<Item = &'a SnapshotEntry>) {
-        let numbers = entries.into_iter().map(|entry| entry.number);
-        self.spared.extend(numbers);
+        let entries = entries.into_iter();
+        entries.for_each(|entry| self.spared.insert(entry));
     }
 
     /// Adds an existing snapshot.
     pub fn take(&mut self, entry: &SnapshotEntry) {
         self.names
             .insert((entry.volume.clone(), entry.name.clone()));
-        let of_volume = self.numbers.entry(entry.volume.clone()).or_default();
-        of_volume.insert(entry.number);
-        self.all_numbers.insert(entry.number);
+        self.numbers.insert(entry);
         self.commits.insert(entry.commit);
     }
 
     /// Returns true if snapshots of two volumes have one number, so that only a large root may list
     /// them.
     pub fn shares_numbers(&self) -> bool {
-        let in_volumes: usize = self.numbers.values().map(HashSet::len).sum();
-        in_volumes > self.all_numbers.len()
+        let in_volumes: usize = self.numbers.of_volumes.values().map(HashSet::len).sum();
+        in_volumes > self.numbers.all.len()
     }
 
     /// Adds a snapshot that is to be listed, and returns it with a free number and whether its name
@@ -206,17 +201,16 @@ impl Taken {
         if self.commits.contains(&entry.commit) {
             return None;
         }
-        let none = HashSet::new();
-        let of_volume = self.numbers.get(&entry.volume).unwrap_or(&none);
-        let is_short = self.all_numbers.len() >= usize::from(u16::MAX);
-        let numbers = match self.form {
-            Some(Form::Large) => of_volume,
-            None if is_short => of_volume,
-            None | Some(Form::Small) => &self.all_numbers,
+        let is_by_volume = match self.form {
+            Some(form) => form.numbers_by_volume(),
+            None => self.numbers.all.len() >= usize::from(u16::MAX),
         };
-        if entry.number == 0 || numbers.contains(&entry.number) {
-            let is_taken = |number: &u16| numbers.contains(number);
-            let is_spared = |number: &u16| is_taken(number) || self.spared.contains(number);
+        let volume = is_by_volume.then_some(entry.volume.as_str());
+        let (taken, spared) = (self.numbers.of(volume), self.spared.of(volume));
+        let is_taken = |number: &u16| taken.is_some_and(|taken| taken.contains(number));
+        if entry.number == 0 || is_taken(&entry.number) {
+            let is_known = |number: &u16| spared.is_some_and(|spared| spared.contains(number));
+            let is_spared = |number: &u16| is_taken(number) || is_known(number);
             let unknown = free_number(self.next, is_spared);
             entry.number = unknown.or_else(|| free_number(self.next, is_taken))?;
             self.next = entry.number.wrapping_add(1);
@@ -229,10 +223,31 @@ impl Taken {
 
     /// Returns the number that a root tries next.
     pub fn next_number(&self) -> u16 {
-        self.all_numbers
-            .iter()
-            .max()
-            .map_or(1, |last| last.wrapping_add(1))
+        let last = self.numbers.all.iter().max();
+        last.map_or(1, |last| last.wrapping_add(1))
+    }
+}
+
+/// Numbers of snapshots.
+#[derive(Clone, Debug, Default)]
+struct Numbers {
+    all: HashSet<u16>,
+    of_volumes: HashMap<String, HashSet<u16>>,
+}
+
+impl Numbers {
+    fn insert(&mut self, entry: &SnapshotEntry) {
+        self.all.insert(entry.number);
+        let of_volume = self.of_volumes.entry(entry.volume.clone()).or_default();
+        of_volume.insert(entry.number);
+    }
+
+    /// Returns the numbers of the snapshots of `volume`, or of all (none).
+    fn of(&self, volume: Option<&str>) -> Option<&HashSet<u16>> {
+        match volume {
+            Some(volume) => self.of_volumes.get(volume),
+            None => Some(&self.all),
+        }
     }
 }
 

@@ -21,7 +21,8 @@ pub fn refusal(error: &VolumeError, mount_point: &str, cause: Option<&str>) -> V
         }
         VolumeError::SnapshotName(_) => Some(format!(
             "bkfs snapshots {place} lists the names that are taken; without a name the time in \
-             UTC is the name."
+             UTC is the name. If there are too many: bkfs forget, then bkfs gc, which empties the \
+             trash."
         )),
         VolumeError::ReadOnly => {
             Some("Mount the repository without -o ro to write, at another place.".to_owned())

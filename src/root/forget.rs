@@ -7,10 +7,9 @@
 use super::error::RootError;
 use super::handle::{Applied, RootHandle, Transition};
 use super::lists::{ListWriter, Lists, put_entries};
-use super::refusal::Refusal;
 use super::shard::{ListEntry, ListRef};
 use super::snapshots::{
-    SnapshotEntry, SnapshotList, TrashEntry, free_number, shards_to_merge, taken_numbers,
+    SnapshotEntry, SnapshotList, TrashEntry, free_number, no_number, shards_to_merge, taken_numbers,
 };
 use super::state::{Root, SessionId};
 use super::transition::ListChange;
@@ -140,7 +139,7 @@ pub(super) fn numbered_anew(
     let trash = trash.map(|trashed| &trashed.snapshot);
     taken.extend(taken_numbers(next.form, &entry.volume, trash));
     let number = free_number(next.next_snapshot, |number| taken.contains(number));
-    let number = number.ok_or(Refusal::Full { what: "snapshots" })?;
+    let number = number.ok_or_else(|| no_number(next.form))?;
     Ok(SnapshotEntry { number, ..entry })
 }
 

@@ -135,6 +135,13 @@ impl Refusal {
                 "see bkfs volume list, and remove those that nothing needs; bkfs session list \
                      shows sessions, which take room as well; bkfs upgrade makes room for 10,000",
             ),
+            Self::Full { what: "snapshots" } => Some(
+                "forget some (bkfs forget), and let bkfs gc empty the trash; or bkfs upgrade makes \
+                 room for 65,535 in each volume",
+            ),
+            Self::Full {
+                what: "snapshots in one volume",
+            } => Some("forget some (bkfs forget), and let bkfs gc empty the trash"),
             Self::RecoveryBasesFull { .. } => {
                 Some("nothing is lost; bkfs session list names all of the spools")
             }

@@ -436,7 +436,7 @@ pub fn new_entry(
     let listed = kept.iter().chain(trashed.map(|entry| &entry.snapshot));
     let taken = taken_numbers(next.form, volume, listed);
     let number = free_number(next.next_snapshot, |number| taken.contains(number));
-    let number = number.ok_or(Refusal::Full { what: "snapshots" })?;
+    let number = number.ok_or_else(|| no_number(next.form))?;
     Ok(SnapshotEntry {
         name,
         number,
@@ -496,6 +496,15 @@ pub(crate) fn default_name(time: Timestamp, taken: impl Fn(&str) -> bool) -> Str
         name = format!("{seconds}-{count}");
     }
     name
+}
+
+/// Returns the refusal of a root of this form that has no number left for a snapshot.
+pub(crate) fn no_number(form: Form) -> Refusal {
+    let what = match form.numbers_by_volume() {
+        true => "snapshots in one volume",
+        false => "snapshots",
+    };
+    Refusal::Full { what }
 }
 
 /// Returns the numbers that a snapshot of `volume` cannot have in a root of this form, because some

@@ -13,6 +13,7 @@ use crate::vfs::numbers::{self, CONTROL_DIRECTORY, Number, ROOT, SNAPSHOTS};
 use crate::vfs::{Mount, special};
 use crate::volume::ROOT_INODE;
 use crate::volume::error::VolumeError;
+use crate::volume::mode;
 use crate::volume::state::Scope;
 use crate::volume::view::View;
 
@@ -137,8 +138,10 @@ impl Mount {
         attributes: &Attributes,
     ) -> Result<(Shown, Lifetimes), VolumeError> {
         let (attributes, dirty) = match self.volume_of(number) {
-            // An empty file has no dirty bytes.
-            Some(volume) if attributes.size_bytes > 0 => volume.newest(number.inode, attributes),
+            // Nothing else has dirty bytes.
+            Some(volume) if attributes.size_bytes > 0 && mode::is_regular(attributes.mode) => {
+                volume.newest(number.inode, attributes)
+            }
             _ => (*attributes, 0),
         };
         let shown = convert::attributes(number, &attributes, dirty)?;

@@ -275,6 +275,7 @@ impl CommitTask {
     ) -> Result<CommitOutcome, VolumeError> {
         if self.committer.has_cut() {
             self.committer.commit(None).await?;
+            self.volume.room.notify();
         }
         if snapshot.is_none() && !self.volume.wants_commit() {
             return Ok(self.committer.last());

@@ -262,6 +262,21 @@ fn snapshots_that_are_known_keep_their_numbers() {
         let (kept, _) = taken.admit(entry.clone()).expect("its own is free");
         assert_eq!(kept.number, entry.number);
     }
+    // All numbers of another volume are known, in a large root.
+    let large = Root {
+        form: Form::Large,
+        ..rebuilt(&[record(1)])
+    };
+    let mut taken = Taken::new(Some(&large));
+    let known: Vec<SnapshotEntry> = (2..=u16::MAX).map(|of| numbered("two", of)).collect();
+    taken.spare(&known);
+    taken.spare(&[numbered("one", 1)]);
+    let new = SnapshotEntry {
+        number: 0,
+        ..numbered("one", 5)
+    };
+    let (new, _) = taken.admit(new).expect("one is free");
+    assert_eq!(new.number, 2);
 }
 
 #[test]

@@ -55,15 +55,19 @@ fn number(
 #[test]
 fn a_large_root_gives_each_volume_all_numbers() {
     let all = snapshots("one", 1..=u16::MAX);
-    let is_full = |given: Result<u16, RootError>| {
-        let full = Refusal::Full { what: "snapshots" };
+    let is_full = |given: Result<u16, RootError>, what| {
+        let full = Refusal::Full { what };
+        assert!(full.hint().is_some_and(|hint| hint.contains("forget")));
         matches!(given, Err(RootError::Refused(why)) if why == full)
     };
     for listed in [(&all[..], &[][..]), (&[], &all)] {
         let (kept, trash) = listed;
         let (small, large) = (root(Form::Small), root(Form::Large));
-        assert!(is_full(number(&small, kept, trash, "two")));
-        assert!(is_full(number(&large, kept, trash, "one")));
+        assert!(is_full(number(&small, kept, trash, "two"), "snapshots"));
+        assert!(is_full(
+            number(&large, kept, trash, "one"),
+            "snapshots in one volume"
+        ));
         assert_eq!(number(&large, kept, trash, "two").expect("free"), 1);
     }
     let (kept, trash) = (snapshots("two", 1..=3), snapshots("two", 4..=4));

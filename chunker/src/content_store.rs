@@ -219,6 +219,19 @@ impl ContentStore {
         Ok(packs)
     }
 
+    /// Returns a pack that new data may refer to for a blob, if there is one: it is live, and its copy
+    /// is not known to be damaged. What is in memory is asked first, and then the runs.
+    ///
+    /// # Errors
+    /// Those of [`ContentStore::places`].
+    pub async fn live_pack(&self, id: &Id) -> Result<Option<PackName>, ContentError> {
+        let catalog = &self.shared.catalog;
+        match catalog.find_live_now(id) {
+            Ok(found) => Ok(found),
+            Err(_) => catalog.find_live(id).await,
+        }
+    }
+
     /// Returns true if a loaded index object lists the pack and it is not condemned
     /// (docs/PROTOCOL.md, rule 3).
     ///

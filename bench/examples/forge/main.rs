@@ -13,26 +13,21 @@ use bkfs::mounting::alone::{Alone, AloneParts};
 use bkfs::repository::{Creation, Opening, Repository, create, open};
 use bkfs::root::error::RootError;
 use bkfs::root::repository::{Accepted, Passwords};
-use bkfs::volume::namespace::NewInode;
 use bkfs::volume::requests::SnapshotRequest;
-use bkfs::volume::{ROOT_INODE, Volume};
 use bkfs_chunker::chunking::Profile;
 use bkfs_chunker::content_store::ContentStoreConfig;
 use bkfs_store::{StoreOptions, parse_url};
-use bytes::{Bytes, BytesMut};
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 use zeroize::Zeroizing;
+
+use crate::files::{Content, add_file};
+
+mod files;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 const PASSWORD: &[u8] = b"forged";
-
-/// Length of a page, in bytes.
-const PAGE: usize = 16 << 10;
-
-/// Pages that are stored with one call.
-const RUN_PAGES: u64 = 256;
 
 /// Random bytes of a page.
 const RANDOM_BYTES: usize = 32;
@@ -81,50 +76,6 @@ async fn made(directory: &str) -> Outcome<Repository> {
     Ok(open(opening, &mut Forged).await?)
 }
 
-/// Returns what the writer did not take of a run, in front of `pages` new pages.
-fn run(left: &[u8], pages: u64, random: &mut StdRng) -> Bytes {
-    let mut run = BytesMut::with_capacity(left.len() + pages as usize * PAGE);
-    run.extend_from_slice(left);
-    run.resize(left.len() + pages as usize * PAGE, 0);
-    for page in run[left.len()..].chunks_exact_mut(PAGE) {
-        random.fill_bytes(&mut page[..RANDOM_BYTES]);
-    }
-    run.freeze()
-}
-
-async fn add_file(
-    volume: &Arc<Volume>,
-    name: String,
-    pages: u64,
-    random: &mut StdRng,
-) -> Outcome<()> {
-    let new = NewInode {
-        mode: 0o100_600,
-        uid: 0,
-        gid: 0,
-        device: 0,
-        target: None,
-        profile: Profile::Grid as u8,
-    };
-    let inode = volume.begin_deposit(&new).await?;
-    let (mut offset, mut to_come, mut left) = (0, pages, Bytes::new());
-    while to_come > 0 {
-        let now = to_come.min(RUN_PAGES);
-        to_come -= now;
-        let next = run(&left, now, random);
-        let taken = volume
-            .deposit(inode, offset, next.clone(), to_come == 0)
-            .await?;
-        offset += taken;
-        left = next.slice(taken as usize..);
-    }
-    let now = volume.now();
-    volume
-        .name_deposit(inode, ROOT_INODE, name.as_bytes(), now)
-        .await?;
-    Ok(())
-}
-
 #[tokio::main]
 async fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -148,7 +99,12 @@ async fn main() -> Outcome<()> {
     for number in 0..snapshots {
         let pages = chunks * (number + 1) / snapshots - chunks * number / snapshots;
         let name = format!("file-{number:06}");
-        add_file(alone.volume(), name.clone(), pages, &mut random).await?;
+        let content = Content {
+            pages,
+            random_bytes: RANDOM_BYTES,
+            profile: Profile::Grid,
+        };
+        add_file(alone.volume(), &name, content, &mut random).await?;
         let request = SnapshotRequest {
             name: Some(name),
             ..SnapshotRequest::default()

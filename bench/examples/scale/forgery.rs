@@ -35,8 +35,11 @@ const FRAME_BYTES: u32 = 57_000;
 /// The session whose packs and runs are forged.
 pub const SESSION: u64 = u64::MAX - 1;
 
-/// Records of a run, about.
-const RUN_RECORDS: u64 = 1 << 21;
+/// Records of a run, unless there are very many, as merges make them.
+const RUN_RECORDS: u64 = 4 << 20;
+
+/// Groups of this many runs or more have larger runs.
+const FEW_SLICES: u64 = 64;
 
 /// The largest number of slices.
 const SLICES_MAX: u64 = 512;
@@ -53,7 +56,8 @@ pub struct Forgery {
 impl Forgery {
     /// Returns one of at least so many chunks.
     pub fn of(chunks: u64) -> Self {
-        let slices = (chunks / RUN_RECORDS).clamp(1, SLICES_MAX);
+        let of_run = (chunks / FEW_SLICES).max(RUN_RECORDS);
+        let slices = (chunks / of_run).clamp(1, SLICES_MAX);
         Self {
             packs: chunks.div_ceil(PACK_CHUNKS),
             slices: slices.next_power_of_two(),

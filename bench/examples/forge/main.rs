@@ -7,27 +7,22 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bkfs::mounting::alone::{Alone, AloneParts};
-use bkfs::repository::{Creation, Opening, Repository, create, open};
-use bkfs::root::error::RootError;
-use bkfs::root::repository::{Accepted, Passwords};
 use bkfs::volume::requests::SnapshotRequest;
 use bkfs_chunker::chunking::Profile;
 use bkfs_chunker::content_store::ContentStoreConfig;
-use bkfs_store::{StoreOptions, parse_url};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use zeroize::Zeroizing;
 
 use crate::files::{Content, add_file};
+use crate::repository::made;
 
 mod files;
+mod repository;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
-
-const PASSWORD: &[u8] = b"forged";
 
 /// Random bytes of a page.
 const RANDOM_BYTES: usize = 32;
@@ -38,44 +33,6 @@ const PACK_BYTES: u64 = 128 << 10;
 /// Memory of the writer, in bytes.
 const MEMORY_BYTES: u64 = 512 << 20;
 
-/// Answers with the password of forged repositories.
-struct Forged;
-
-impl Passwords for Forged {
-    fn is_given(&self) -> bool {
-        true
-    }
-
-    fn password(&mut self) -> Result<Option<Zeroizing<Vec<u8>>>, RootError> {
-        Ok(Some(Zeroizing::new(PASSWORD.to_vec())))
-    }
-}
-
-async fn made(directory: &str) -> Outcome<Repository> {
-    let url = parse_url(directory)?;
-    create(Creation {
-        url: url.clone(),
-        store: StoreOptions::default(),
-        password: Some(Zeroizing::new(PASSWORD.to_vec())),
-        lock: None,
-    })
-    .await?;
-    let opening = Opening {
-        url,
-        store: StoreOptions::default(),
-        content_store: ContentStoreConfig {
-            pack_bytes: PACK_BYTES,
-            ..ContentStoreConfig::default()
-        },
-        timeout: Duration::from_secs(300),
-        min_generation: 0,
-        accepted: Accepted::default(),
-        key: None,
-        state_dir: None,
-    };
-    Ok(open(opening, &mut Forged).await?)
-}
-
 #[tokio::main]
 async fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -85,8 +42,12 @@ async fn main() -> Outcome<()> {
     let (chunks, snapshots): (u64, u64) = (chunks.parse()?, snapshots.parse()?);
     std::fs::create_dir_all(Path::new(directory))?;
     let begun = Instant::now();
+    let content_store = ContentStoreConfig {
+        pack_bytes: PACK_BYTES,
+        ..ContentStoreConfig::default()
+    };
     let alone = Alone::begin(AloneParts {
-        repository: Arc::new(made(directory).await?),
+        repository: Arc::new(made(directory, content_store).await?),
         volume: "main".into(),
         command: "forge".into(),
         memory_bytes: MEMORY_BYTES,

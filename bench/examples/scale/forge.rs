@@ -2,14 +2,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use async_trait::async_trait;
 use bkfs::mounting::alone::{Alone, AloneParts};
-use bkfs::repository::{Creation, Opening, Repository, create, open};
+use bkfs::repository::Repository;
 use bkfs::root::error::RootError;
 use bkfs::root::handle::Transition;
-use bkfs::root::repository::Accepted;
 use bkfs::root::run_group::{IndexName, RunGroup};
 use bkfs::root::state::{Root, SessionId};
 use bkfs::volume::namespace::NewInode;
@@ -23,16 +22,16 @@ use bkfs_chunker::crypto::{Class, Features, Keyring};
 use bkfs_chunker::id::Prefix;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::run::RunWriter;
-use bkfs_store::{Store, StoreOptions, parse_url};
+use bkfs_store::Store;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use zeroize::Zeroizing;
 
+use crate::Outcome;
 use crate::files::{Content, PAGE, add_file};
 use crate::forgery::{Forgery, SESSION};
-use crate::{Forged, Outcome, PASSWORD};
+use crate::repository::made;
 
 /// Files of a directory.
 const DIRECTORY_FILES: u64 = 10_000;
@@ -55,8 +54,9 @@ const RUNS_AT_ONCE: usize = 2;
 /// Makes a repository of at least so many chunks and files in an empty or absent directory.
 pub async fn forge(directory: &Path, chunks: u64, files: u64) -> Outcome<()> {
     std::fs::create_dir_all(directory)?;
+    let path = directory.to_str().ok_or("the path is not UTF-8")?;
     let begun = Instant::now();
-    let repository = Arc::new(made(directory).await?);
+    let repository = Arc::new(made(path, ContentStoreConfig::default()).await?);
     let alone = Alone::begin(AloneParts {
         repository: repository.clone(),
         volume: "main".into(),
@@ -80,28 +80,6 @@ pub async fn forge(directory: &Path, chunks: u64, files: u64) -> Outcome<()> {
     }
     println!("{chunks} chunks: {:.0} s", begun.elapsed().as_secs_f64());
     Ok(())
-}
-
-async fn made(directory: &Path) -> Outcome<Repository> {
-    let url = parse_url(directory.to_str().ok_or("the path is not UTF-8")?)?;
-    create(Creation {
-        url: url.clone(),
-        store: StoreOptions::default(),
-        password: Some(Zeroizing::new(PASSWORD.to_vec())),
-        lock: None,
-    })
-    .await?;
-    let opening = Opening {
-        url,
-        store: StoreOptions::default(),
-        content_store: ContentStoreConfig::default(),
-        timeout: Duration::from_secs(300),
-        min_generation: 0,
-        accepted: Accepted::default(),
-        key: None,
-        state_dir: None,
-    };
-    Ok(open(opening, &mut Forged).await?)
 }
 
 /// Adds a file of data, and empty files in directories.

@@ -19,22 +19,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs::environment::Environment;
-use bkfs::repository::{Opening, Repository, open_on};
-use bkfs::root::error::RootError;
-use bkfs::root::repository::{Accepted, Passwords};
+use bkfs::repository::{Repository, open_on};
 use bkfs_chunker::budget::MemoryBudget;
 use bkfs_chunker::content_store::ContentStoreConfig;
 use bkfs_store::{Store, StoreOptions, open_store, parse_url};
 use bkfs_testing::counting::{Counters, CountingStore};
 use bkfs_testing::fault::{Fault, FaultStore, Strike};
-use zeroize::Zeroizing;
 
 use crate::forgery::{ForgedBucket, Forgery};
+use crate::repository::{Forged, opening};
 
 #[path = "../forge/files.rs"]
 mod files;
 mod forge;
 mod forgery;
+#[path = "../forge/repository.rs"]
+mod repository;
 mod rows;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -42,21 +42,6 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 const USAGE: &str = "usage: scale forge DIRECTORY CHUNKS FILES | read DIRECTORY DELAY_MS | \
     mount DIRECTORY DELAY_MS MEMORY_MIB | find DIRECTORY DELAY_MS MEMORY_MIB | \
     full DIRECTORY DELAY_MS MEMORY_MIB DATA_MIB grid|content";
-
-const PASSWORD: &[u8] = b"forged";
-
-/// Answers with the password of forged repositories.
-struct Forged;
-
-impl Passwords for Forged {
-    fn is_given(&self) -> bool {
-        true
-    }
-
-    fn password(&mut self) -> Result<Option<Zeroizing<Vec<u8>>>, RootError> {
-        Ok(Some(Zeroizing::new(PASSWORD.to_vec())))
-    }
-}
 
 /// A machine that has nothing but the bucket and the password.
 struct Machine {
@@ -78,20 +63,12 @@ impl Machine {
         let far = FaultStore::new(Arc::new(counted));
         far.plan(Strike::with(Fault::Delay(delay)).always());
         let cache = tempfile::tempdir()?;
-        let opening = Opening {
-            key: None,
-            url,
-            store: StoreOptions::default(),
-            content_store: ContentStoreConfig {
-                cache_dir: Some(cache.path().to_owned()),
-                memory: MemoryBudget::of_total(memory_bytes),
-                ..ContentStoreConfig::default()
-            },
-            timeout: Duration::from_secs(300),
-            min_generation: 0,
-            accepted: Accepted::default(),
-            state_dir: None,
+        let config = ContentStoreConfig {
+            cache_dir: Some(cache.path().to_owned()),
+            memory: MemoryBudget::of_total(memory_bytes),
+            ..ContentStoreConfig::default()
         };
+        let opening = opening(url, config);
         let far: Arc<dyn Store> = Arc::new(far);
         let repository = open_on(Environment::this(), far, opening, &mut Forged).await?;
         if let Some(forgery) = Forgery::in_root(&repository.handle.current().root) {

@@ -13,7 +13,6 @@ use crate::vfs::numbers::{self, CONTROL_DIRECTORY, Number, ROOT, SNAPSHOTS};
 use crate::vfs::{Mount, special};
 use crate::volume::ROOT_INODE;
 use crate::volume::error::VolumeError;
-use crate::volume::mode;
 use crate::volume::state::Scope;
 use crate::volume::view::View;
 
@@ -138,10 +137,8 @@ impl Mount {
         attributes: &Attributes,
     ) -> Result<(Shown, Lifetimes), VolumeError> {
         let (attributes, dirty) = match self.volume_of(number) {
-            // Nothing else has dirty bytes.
-            Some(volume) if attributes.size_bytes > 0 && mode::is_regular(attributes.mode) => {
-                volume.newest(number.inode, attributes)
-            }
+            // An empty file has no dirty bytes.
+            Some(volume) if attributes.size_bytes > 0 => volume.newest(number.inode, attributes),
             _ => (*attributes, 0),
         };
         let shown = convert::attributes(number, &attributes, dirty)?;

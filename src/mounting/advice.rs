@@ -22,7 +22,7 @@ pub fn refusal(error: &VolumeError, mount_point: &str, cause: Option<&str>) -> V
         VolumeError::SnapshotName(_) => Some(format!(
             "bkfs snapshots {place} lists the names that are taken; without a name the time in \
              UTC is the name. If there are too many: bkfs forget, then bkfs gc, which empties the \
-             trash."
+             trash, and mount again; or bkfs upgrade."
         )),
         VolumeError::ReadOnly => {
             Some("Mount the repository without -o ro to write, at another place.".to_owned())

@@ -136,12 +136,16 @@ impl Refusal {
                      shows sessions, which take room as well; bkfs upgrade makes room for 10,000",
             ),
             Self::Full { what: "snapshots" } => Some(
-                "forget some (bkfs forget), and let bkfs gc empty the trash; or bkfs upgrade makes \
-                 room for 65,535 in each volume",
+                "forget some (bkfs forget), let bkfs gc empty the trash, and mount again: numbers \
+                 that mounts have shown are given anew; or bkfs upgrade makes room for 65,535 in \
+                 each volume",
             ),
             Self::Full {
                 what: "snapshots in one volume",
-            } => Some("forget some (bkfs forget), and let bkfs gc empty the trash"),
+            } => Some(
+                "forget some (bkfs forget), let bkfs gc empty the trash, and mount again: numbers \
+                 that mounts have shown are given anew",
+            ),
             Self::RecoveryBasesFull { .. } => {
                 Some("nothing is lost; bkfs session list names all of the spools")
             }

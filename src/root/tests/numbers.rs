@@ -57,7 +57,10 @@ fn a_large_root_gives_each_volume_all_numbers() {
     let all = snapshots("one", 1..=u16::MAX);
     let is_full = |given: Result<u16, RootError>, what| {
         let full = Refusal::Full { what };
-        assert!(full.hint().is_some_and(|hint| hint.contains("forget")));
+        let hint = full.hint().expect("it says what to do");
+        assert!(hint.contains("forget") && hint.contains("mount again"));
+        // A large root is made already.
+        assert_eq!(hint.contains("upgrade"), what == "snapshots");
         matches!(given, Err(RootError::Refused(why)) if why == full)
     };
     for listed in [(&all[..], &[][..]), (&[], &all)] {
